@@ -1,0 +1,64 @@
+"""Conversations as tokens, through the chat template of a model's tokenizer. Knows one codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .engine.text import Codec
+
+Message = dict[str, Any]
+
+_HERE = "\u2063asyncllm-nb-open-turn\u2063"
+"""Stands for what the assistant has said so far while a template is rendered around it."""
+
+
+def chat_prompt(
+    codec: Codec,
+    messages: str | Sequence[Message],
+    system: str | None,
+    generation_prompt: bool,
+    template_args: dict[str, Any],
+) -> list[int]:
+    """Token ids of a conversation; a string is what the user says.
+
+    Raises ValueError if the model has no tokenizer or no chat template.
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    if not messages:
+        raise ValueError("chat_prompt needs at least one message")
+    return codec.encode(_render(codec, list(messages), generation_prompt, template_args))
+
+
+def turn(codec: Codec, text: str, role: str) -> list[int]:
+    """Token ids that close the open turn, say `text` as `role`, and open the assistant's turn again."""
+    before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _HERE}]
+    rendered = _render(codec, [*before, {"role": role, "content": text}], True, {})
+    _, found, rest = rendered.partition(_HERE)
+    if not found:
+        raise ValueError(
+            "this model's chat template does not show what the assistant said, so turns cannot be added "
+            "to a running one: write the markers yourself with encode()"
+        )
+    return codec.encode(rest)
+
+
+def _render(
+    codec: Codec, messages: list[Message], generation_prompt: bool, arguments: dict[str, Any]
+) -> str:
+    tokenizer = codec.tokenizer
+    if tokenizer is None:
+        raise ValueError("this model folder has no tokenizer, and so no chat template: pass token ids")
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "this model's tokenizer has no chat template (it is no chat model): use encode() and write "
+            "the prompt yourself"
+        )
+    text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=generation_prompt, **arguments
+    )
+    assert isinstance(text, str)
+    return text

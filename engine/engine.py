@@ -1,0 +1,498 @@
+"""The engine at rest: its parts, its blocks, and what is asked of it from the event loop.
+
+Here requests enter and waiting is done; `serving` makes the steps, `scheduler` decides what runs. All
+state changes on the event loop of the engine's first await, and only between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from .blocks import BlockRecord, CacheBlock, KeptLogits, Memory, PendingToken
+from .config import ModelConfig
+from .errors import EngineClosedError
+from .operations import begin
+from .requests import Encoding, Request
+from .runner import Runner
+from .scheduler import Scheduler
+from .serving import Server
+from .streams import TokenStream
+from .text import Codec
+from .trace import Trace
+from .transactions import Transaction, current_transaction, may_write, visible_state
+
+T = TypeVar("T")
+
+HEARTBEAT = 0.1  # s; an idle event loop would not notice the notebook's stop button
+PAUSE_NOTICE = 2.0  # s until somebody who waits on a paused engine is told so
+
+_loops: ContextVar[tuple[int, ...]] = ContextVar("asyncllm_nb_loops", default=())
+"""Numbers of the streams in whose ``async for`` the running task is, or was started."""
+
+
+class Engine:
+    """Shared-memory inference for one model. Made by `build.build_engine`; used through `AsyncLLM`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        codec: Codec,
+        memory: Memory,
+        runner: Runner,
+        *,
+        name: str,
+        max_batch_tokens: int,
+        seed: int,
+    ) -> None:
+        self.config = config
+        self.codec = codec
+        self.memory = memory
+        self.runner = runner
+        self.name = name
+        self.seed = seed
+        self.max_batch_tokens = max_batch_tokens
+        self.max_positions = config.max_positions
+        self.eos_ids = frozenset(config.eos_token_ids)
+        self.scheduler = Scheduler(memory)
+        self.trace = Trace(name, codec)
+        self.records: dict[int, BlockRecord] = {}
+        self.closed = False
+        self.paused = False
+        self.show_html: Callable[[object], str] | None = None  # how a notebook shows a block, a stream
+        self.show_stream: Callable[[TokenStream], None] | None = None  # as a cell's last expression
+        self.observers: list[Callable[[], None]] = []
+        self.num_streams = 0  # ever made: seeds those without a seed
+        self.num_generated = 0  # tokens yielded
+        self.waiting_inside: Counter[int] = Counter()  # stream number -> waits from its loop body
+        self._handles: weakref.WeakValueDictionary[int, CacheBlock] = weakref.WeakValueDictionary()
+        self._dropped: deque[int] = deque()  # ids of blocks whose last reference is gone
+        self._released: deque[weakref.ref[TokenStream]] = deque()  # streams whose loop was left
+        self.transactions: list[Transaction] = []  # that go on
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"asyncllm_nb-{name}")
+        self._ended_streams: deque[weakref.ref[TokenStream]] = deque(maxlen=16)
+        self._order = 0
+        self._next_id = 0
+        self._num_waiting = 0
+        self._beating = False
+        self._told_paused = False
+        self.server = Server(self)
+
+    # ---- the loop that it belongs to ------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def is_bound(self) -> bool:
+        return self._loop is not None
+
+    def check_open(self) -> None:
+        """Raise EngineClosedError if the engine is closed."""
+        if self.closed:
+            raise EngineClosedError(
+                f"engine {self.name!r} is closed: run the cell that makes it again, then those that make "
+                "its blocks"
+            )
+
+    def check_usable(self) -> None:
+        """Bind to the running loop at the first await; raise where the engine cannot be used."""
+        self.check_open()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "no event loop runs here: await this in a coroutine or a notebook cell, or call "
+                "asyncllm_nb.run(...)"
+            ) from None
+        if self._loop is None:
+            self._loop, self._thread = loop, threading.get_ident()
+        elif loop is not self._loop:
+            raise RuntimeError(
+                f"engine {self.name!r} belongs to the event loop of its first await, and this is another "
+                "one. From another thread use asyncio.run_coroutine_threadsafe(coroutine, loop) with "
+                "that loop; in a script use one asyncio.run(main()), or asyncllm_nb.run(...), for all"
+            )
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(
+                Server.serve(weakref.ref(self, _waker(loop, self._wake)), self._wake),
+                name=f"asyncllm_nb engine {self.name}",
+            )
+
+    def wake(self) -> None:
+        """Something changed: look again what can run. From the engine's loop."""
+        self._wake.set()
+
+    def wake_threadsafe(self) -> None:
+        """The same from any thread and from finalizers."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def next_order(self) -> int:
+        """The next place in the one order of all that is asked for and yielded."""
+        self._order += 1
+        return self._order
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """Await something of the engine, with a heartbeat that keeps the stop button working."""
+        self._num_waiting += 1
+        self._beat()
+        inside = _loops.get()
+        self.waiting_inside.update(inside)
+        notice = self.loop.call_later(PAUSE_NOTICE, self._tell_paused)
+        try:
+            return await future
+        finally:
+            notice.cancel()
+            self.waiting_inside.subtract(inside)
+            self._num_waiting -= 1
+
+    def _beat(self) -> None:
+        if not self._beating and self._num_waiting:
+            self._beating = True
+            self.loop.call_later(HEARTBEAT, self._beat_again)
+
+    def _beat_again(self) -> None:
+        self._beating = False
+        self._beat()
+
+    def _tell_paused(self) -> None:
+        if self.paused and not self._told_paused:
+            self._told_paused = True
+            print(
+                f"This cell waits for engine {self.name!r}, which is paused: call resume(), or step().",
+                file=sys.stderr,
+            )
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def make_block(self, name: str | None, transaction: Transaction | None) -> CacheBlock:
+        """A new, empty block. Takes no memory."""
+        self._next_id += 1
+        taken = {record.name for record in self.records.values()}
+        record = BlockRecord(self._next_id, unique_name(name or f"block{self._next_id}", taken))
+        self.records[record.id] = record
+        block = CacheBlock(self, record)
+        self._handles[record.id] = block
+        weakref.finalize(block, _drop_block, weakref.ref(self), record.id).atexit = False
+        if transaction is not None:
+            transaction.made.add(record.id)
+        return block
+
+    @property
+    def blocks(self) -> dict[str, CacheBlock]:
+        """Live blocks by name, oldest first."""
+        return {
+            record.name: handle
+            for record in self.records.values()
+            if not record.freed and (handle := self._handles.get(record.id)) is not None
+        }
+
+    def release_block(self, record: BlockRecord) -> None:
+        """Free a block between two steps. Tokens that were yielded under views with it and are not
+        encoded yet still read it as it was."""
+        assert record.pending is None
+        for other in self.scheduler.pending:
+            pending = other.pending
+            if pending and any(block._record is record for block in pending.view[:-1]):
+                self.memory.hold(record.state)
+                pending.frozen[record.id] = record.state
+        self.memory.disown(record.state)
+        record.freed = True
+        self.records.pop(record.id, None)
+
+    def view_span(self, view: tuple[CacheBlock, ...], reader: Transaction | None) -> int:
+        """Positions that a view takes, tokens to be encoded included."""
+        return sum(
+            visible_state(block._record, reader).span + (1 if block._record.pending else 0)
+            for block in view
+        )
+
+    def kept_logits(
+        self, view: tuple[CacheBlock, ...], reader: Transaction | None
+    ) -> KeptLogits | None:
+        """The logits after the last token of a view, if it was encoded under the same blocks (those
+        that are empty now aside)."""
+        states = {block.id: visible_state(block._record, reader) for block in view}
+        filled = [block.id for block in view if states[block.id].num_tokens]
+        if not filled:
+            return None
+        kept = states[filled[-1]].kept
+        if kept is None:
+            return None
+        empty = {record.id for record in self.records.values() if not record.state.num_tokens}
+        if [i for i in kept.view if i not in empty] != filled[:-1]:
+            return None
+        return kept
+
+    def may_go_on(self, view: tuple[CacheBlock, ...], reader: Transaction | None) -> bool:
+        """Could a stream without input go on after the last token of `view`? Known for sure only when
+        no write is queued; then True, and it is looked at again when the stream's turn comes."""
+        if any(block._record.writes for block in view):
+            return True
+        filled = [block._record for block in view if block._record.num_tokens]
+        pending = filled[-1].pending if filled else None
+        if pending is not None and may_write(filled[-1], reader):
+            before = [block.id for block in pending.view[:-1] if block._record.num_tokens]
+            return before == [record.id for record in filled[:-1]]
+        return self.kept_logits(view, reader) is not None
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Put a checked request into the queue."""
+        self.scheduler.add(request)
+        self.wake()
+
+    def check_ever_fits(self, encoding: Encoding) -> None:
+        """Raise CacheFullError if an encoding would not fit even with only its view in memory."""
+        base = self.scheduler.base_of(encoding)
+        view = [visible_state(block._record, encoding.transaction) for block in encoding.view]
+        if encoding.target is not None:
+            view.append(encoding.target._record.state)
+        need = self.memory.needs(base, len(encoding.tokens))
+        error = self.memory.never_fits(view, need, self.records.values())
+        if error is not None:
+            raise error
+
+    async def result(self, request: Request) -> Any:
+        """Submit and await; cancelling the await cancels the request."""
+        self.submit(request)
+        try:
+            return await self.wait(request.future)
+        finally:
+            self.wake()
+
+    def cancel_request(self, request: Request) -> None:
+        """Drop a request; what it took goes back between two steps."""
+        request.future.cancel()
+        self.wake()
+
+    def clean(self) -> None:
+        """What finalizers left for the boundary between two steps."""
+        while self._released:
+            stream = self._released.popleft()()
+            if stream is not None:
+                stream.finish("cancelled")
+        while self._dropped:
+            record = self.records.get(self._dropped.popleft())
+            if record is not None and record.pending is None:
+                self.release_block(record)
+
+    # ---- streams --------------------------------------------------------------------------------
+
+    def enlist(self, stream: TokenStream, task: asyncio.Task[Any] | None) -> None:
+        """A stream is read for the first time: from now on it has a name and a place."""
+        taken = {other.name for other in self.scheduler.streams if other.name}
+        stream.name = unique_name(stream.name or _coroutine_name(task), taken)
+        self.scheduler.streams.append(stream)
+        _loops.set((*_loops.get(), stream.number))
+
+    def recent_streams(self) -> list[TokenStream]:
+        """Streams that are read now and the last ones that ended, oldest first."""
+        ended = [s for ref in self._ended_streams if (s := ref()) is not None]
+        return sorted([*ended, *self.scheduler.streams], key=lambda stream: stream.number)
+
+    def delist(self, stream: TokenStream) -> None:
+        if stream in self.scheduler.streams:
+            self.scheduler.streams.remove(stream)
+            self._ended_streams.append(weakref.ref(stream))
+        self.notify()
+
+    def open_stream(self, stream: TokenStream, inputs: list[int] | None) -> Encoding:
+        """Queue the input of a stream; without one, its turn to go on from kept logits."""
+        record = stream.block._record
+        current = record.stream
+        if current is not None and current.is_read_by_current_task:
+            raise ValueError(
+                f"this task is still reading stream {current.name!r} into block {record.name!r}: leave "
+                "its loop or cancel it before it reads another stream into the same block"
+            )
+        encoding = Encoding(
+            name=stream.name or "stream",
+            order=stream.order,
+            transaction=stream.transaction,
+            future=self.loop.create_future(),
+            writes=(record,),
+            kind="prefill",
+            tokens=inputs or [],
+            view=stream.view[:-1],
+            target=stream.block,
+            stream=stream,
+        )
+        if encoding.tokens:
+            self.check_ever_fits(encoding)
+        self.submit(encoding)
+        return encoding
+
+    def stream_seed(self, seed: int | None) -> tuple[int, ...]:
+        """What a stream's random numbers derive from: its own seed, or the engine's and a count."""
+        if seed is None:
+            return (0, _whole(self.seed), self.num_streams)
+        return (1, _whole(seed))
+
+    def put_token(self, stream: TokenStream, token_id: int) -> None:
+        """A token is yielded: it is in its block, and a row of the next step."""
+        record = stream.block._record
+        draft = self.memory.draft(record.state, 1)
+        record.pending = PendingToken(token_id, stream, stream.view, draft, self.next_order())
+        record.tokens.append(token_id)
+        self.scheduler.pending.append(record)
+        self.num_generated += 1
+
+    def drop_pending(self, record: BlockRecord) -> None:
+        """Take a yielded token back (its transaction is undone)."""
+        pending, record.pending = record.pending, None
+        assert pending is not None
+        record.tokens.pop()
+        self.scheduler.pending.remove(record)
+        # The running step may still write there; whoever gets the memory next writes it after that.
+        pending.draft.abandon()
+        self.drop_frozen(pending)
+
+    def drop_frozen(self, pending: PendingToken) -> None:
+        for state in pending.frozen.values():
+            self.memory.drop(state)
+        pending.frozen.clear()
+
+    def release_stream(self, stream: TokenStream) -> None:
+        """The loop over a stream was left. May be called by a finalizer, on any thread."""
+        if stream.ended or self.closed:
+            return
+        if threading.get_ident() == self._thread:
+            stream.finish("cancelled")
+        else:
+            self._released.append(weakref.ref(stream))
+            self.wake_threadsafe()
+
+    # ---- transactions and control ---------------------------------------------------------------
+
+    def current_transaction(self) -> Transaction | None:
+        """The innermost transaction of this engine that the running task is inside of."""
+        return current_transaction(self)
+
+    async def begin_transaction(self, transaction: Transaction) -> None:
+        """Wait for all blocks of a transaction at once, and give them to it."""
+        await self.result(begin(self, transaction))
+
+    @property
+    def running(self) -> bool:
+        """May tokens be drawn and steps be made?"""
+        return self.server.running
+
+    def notify(self) -> None:
+        """Tell observers that something visible changed."""
+        for observer in list(self.observers):
+            try:
+                observer()
+            except Exception as error:
+                self.loop.call_exception_handler(
+                    {"message": "an observer of the engine failed", "exception": error}
+                )
+
+    def forget_pause_notice(self) -> None:
+        self._told_paused = False
+
+    def close_now(self) -> None:
+        """Close, waiting for the running step at most; storage is given back on return."""
+        if self.closed:
+            return
+        self.closed = True
+        self.server.end_all()
+        self.executor.shutdown(wait=True)
+        self.runner.close()
+        self.wake()
+
+    # ---- checking -------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Assert that every page and slot is counted once per holder, and nothing else is held.
+
+        Holders are live blocks, yielded tokens and running requests with what they read, and open
+        transactions. Call it when no step runs.
+        """
+        stepper = self.server.stepper
+        assert not stepper.in_step, "check_integrity is for moments when no step runs"
+        if not self.closed:
+            self.clean()
+        pages: Counter[int] = Counter()
+        owners: Counter[int] = Counter()
+        slots: Counter[int] = Counter()
+        for record in self.records.values():
+            owners.update(record.state.pages)
+            slots.update([record.state.slot])
+        for draft in stepper.drafts():
+            owners.update(draft.taken)
+            slots.update([draft.slot])
+        pages.update(owners)
+        for state in stepper.held_states():
+            pages.update(state.pages)
+            slots.update([state.slot])
+        del slots[0]
+        self.memory.pages.check(dict(pages))
+        self.memory.slots.check(dict(slots))
+        actual = {page: count for page, count in enumerate(self.memory.pages.owners) if count}
+        assert actual == dict(owners), f"owners: counted {actual}, expected {dict(owners)}"
+
+
+def _whole(seed: int) -> int:
+    """A seed as the random generator takes it: not negative."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+    return seed % (1 << 64)
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """`name`, or ``name·2``, ``name·3``, … if it is taken."""
+    return next(candidate for candidate in _candidates(name) if candidate not in taken)
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}·{number}"
+        number += 1
+
+
+def _coroutine_name(task: asyncio.Task[Any] | None) -> str:
+    """The qualified name of a task's coroutine, without the function that it is local to."""
+    name = getattr(task.get_coro(), "__qualname__", "") if task is not None else ""
+    name = name.rpartition("<locals>.")[2]
+    return "cell" if not name or "<" in name or name == "run_code" else name
+
+
+def _drop_block(ref: weakref.ref[Engine], block_id: int) -> None:
+    """Finalizer of a block, on whatever thread the last reference goes."""
+    engine = ref()
+    if engine is not None and not engine.closed:
+        engine._dropped.append(block_id)
+        engine.wake_threadsafe()
+
+
+def _waker(
+    loop: asyncio.AbstractEventLoop, wake: asyncio.Event
+) -> Callable[[weakref.ref[Engine]], None]:
+    """Called when the engine is gone: lets its task see that."""
+
+    def wake_up(_: weakref.ref[Engine]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake.set)
+
+    return wake_up

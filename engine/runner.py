@@ -1,0 +1,134 @@
+"""Runs work on the worker thread: a step, the drawing of tokens, and what block operations compute.
+
+Knows the model, the tensors and the device. Knows nothing of queues or coroutines: it gets parts whose
+memory is taken, and gives logits back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels import pages as page_kernels
+from ..kernels import sampling as sampling_kernels
+from ..kernels import transitions
+from .batch import PAGE_TOKENS
+from .blocks import BlockState, Segment
+from .layout import Part, make_batch, newest_rows
+from .memory import CacheTensors
+from .model import Decoder
+from .sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token to draw: from which row of the step's logits (or from kept ones), and how."""
+
+    params: SamplingParams
+    uniform: float
+    logits: Tensor | None = None  # [vocab]; None: the part's last row
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Logits of each part's wanted rows, the tokens drawn (id, logprob), and the seconds it took."""
+
+    logits: list[Tensor]  # one [wanted, vocab] float32 per part
+    drawn: list[tuple[int, float] | None]
+    seconds: float
+
+
+class Runner:
+    """The only place that runs the model. All methods but `close` run on the one worker thread."""
+
+    def __init__(self, decoder: Decoder, cache: CacheTensors, device: torch.device) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.device = device
+        self._is_hybrid = decoder.config.is_hybrid
+
+    @torch.inference_mode()
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> StepResult:
+        """One forward pass over all parts, and one token drawn for each part with a `Draw`."""
+        started = time.perf_counter()
+        copies = [p.draft.copy for p in parts if p.draft.copy and p.num_done == 0]
+        if copies:
+            source, target = (self._tensor(column) for column in zip(*copies, strict=True))
+            page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
+        batch = make_batch(parts, self._is_hybrid, self.device)
+        rows = self.decoder.forward(batch, self.cache)
+        counts = [len(part.token_ids) - part.wanted_from for part in parts]
+        logits = list(rows.split(counts))
+        wanted = [
+            (index, Draw(draw.params, draw.uniform, logits[index][-1]))
+            for index, draw in enumerate(draws)
+            if draw is not None
+        ]
+        drawn: list[tuple[int, float] | None] = [None] * len(parts)
+        for (index, _), token in zip(wanted, self.draw([d for _, d in wanted]), strict=True):
+            drawn[index] = token
+        return StepResult(logits, drawn, time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def draw(self, draws: Sequence[Draw]) -> list[tuple[int, float]]:
+        """Draw one token from each distribution. Returns (id, log-probability in nats)."""
+        if not draws:
+            return []
+        rows = [draw.logits for draw in draws if draw.logits is not None]
+        assert len(rows) == len(draws)
+        params = [draw.params for draw in draws]
+        ids, logprobs = sampling_kernels.sample(
+            torch.stack(rows),
+            temperature=self._floats([p.temperature for p in params]),
+            top_k=self._tensor([p.top_k for p in params]),
+            top_p=self._floats([p.top_p for p in params]),
+            min_p=self._floats([p.min_p for p in params]),
+            forbidden=[p.forbidden for p in params],
+            uniform=self._floats([draw.uniform for draw in draws]),
+        )
+        return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+    @torch.inference_mode()
+    def join_slots(self, left: BlockState, right: BlockState, target: int) -> None:
+        """Write to slot `target` the pair and the raw rows of `left` followed by `right`."""
+        pairs, rows = self.cache.pairs, self.cache.conv_rows
+        pairs[:, target] = transitions.compose(pairs[:, left.slot], pairs[:, right.slot])
+        newest = newest_rows([(right.slot, right.num_rows), (left.slot, left.num_rows)])
+        rows[:, target] = rows.flatten(1, 2)[:, self._tensor(newest)]
+
+    @torch.inference_mode()
+    def compact(self, segments: Sequence[Segment], target: Segment) -> None:
+        """Copy all tokens of `segments` to the pages of `target`, keys rotated to its positions."""
+        source = [
+            s.pages[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS
+            for s in segments
+            for i in range(s.length)
+        ]
+        goal = [
+            target.pages[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS
+            for i in range(target.length)
+        ]
+        shift = [s.offset - target.offset for s in segments for _ in range(s.length)]
+        page_kernels.move_tokens(
+            self.cache.keys,
+            self.cache.values,
+            self._tensor(source),
+            self._tensor(goal),
+            self._tensor(shift),
+            self.decoder.rotary,
+        )
+
+    def close(self) -> None:
+        """Give all storage back at once, whoever still holds a tensor of it."""
+        self.cache.release()
+        self.decoder.release()
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)

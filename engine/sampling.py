@@ -1,0 +1,73 @@
+"""How a stream chooses its tokens: checked parameters, and the random number of each token.
+
+Knows numbers only; the arithmetic on logits is `kernels.sampling`. A token's random number depends on
+the stream's seed and on how many tokens it has yielded, never on what else ran or was drawn in vain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .text import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: tuple[int, ...] = (0,)
+    forbidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"top_p must be above 0 and at most 1 (1: no filter), not {self.top_p}"
+            )
+        if not (isinstance(self.top_k, int) and self.top_k >= 0):
+            raise ValueError(
+                f"top_k must be a whole number, 0 (no filter) or more, not {self.top_k}"
+            )
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p must be at least 0 (no filter) and below 1, not {self.min_p}")
+
+    def uniform(self, num_yielded: int) -> float:
+        """The number in [0, 1) that chooses the token after `num_yielded` ones."""
+        if self.temperature == 0:
+            return 0.0
+        return float(np.random.default_rng([*self.seed, num_yielded]).random())
+
+
+def parse_forbidden(
+    forbid: str | int | Sequence[str | int], codec: Codec, vocab_size: int
+) -> tuple[int, ...]:
+    """Token ids of the `forbid` argument: ids, or strings that are one token each.
+
+    Raises ValueError for a string of several tokens and for an id outside the vocabulary.
+    """
+    ids = set()
+    for item in (forbid,) if isinstance(forbid, str | int) else forbid:
+        if isinstance(item, str):
+            tokens = codec.encode(item)
+            if len(tokens) != 1:
+                raise ValueError(
+                    f"forbid takes single tokens, and {item!r} is {len(tokens)} of them: {tokens}; "
+                    "give the ids that must not be drawn"
+                )
+            ids.add(tokens[0])
+        elif 0 <= item < vocab_size:
+            ids.add(int(item))
+        else:
+            raise ValueError(f"forbid: {item} is no token id (the vocabulary has {vocab_size})")
+    if len(ids) >= vocab_size:
+        raise ValueError("forbid leaves no token to draw")
+    return tuple(sorted(ids))

@@ -1,0 +1,145 @@
+"""Attention over views: each row looks at the segments of its view, partial results merge by
+log-sum-exp.
+
+Knows keys and values as pages of tokens and a plan made of integers (`tiles`). Knows no blocks, no
+positions (queries come turned) and no model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .tiles import AttentionPlan, Bucket
+
+HIDDEN = -1e30
+"""Score of what a row must not see. Finite, so that padding rows, which see nothing, make no
+NaN."""
+
+
+def attention_over_view(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    shares: list[Tensor] | None = None,
+) -> Tensor:
+    """Softmax attention of N rows over their views. float32 [N, H, D].
+
+    `queries` [Q, H, D] float32: row plan.query_rows[i], turned for the segment that query i reads.
+    `keys`, `values` [H_kv, pages, page_tokens, D] of any float dtype; page 0 holds zeros. Query
+    head h reads key/value head h // (H / H_kv). Into `shares` goes, if given, the share of
+    attention per block of the view: float32 [N, blocks, H], summing to 1 over blocks.
+    """
+    kv_heads, dim = keys.shape[0], keys.shape[-1]
+    queries = queries.view(queries.shape[0], kv_heads, -1, dim).transpose(0, 1)
+    keys, values = keys.flatten(0, 2), values.flatten(0, 2)
+    if plan.num_rows == 1:
+        out, share = _one_row(queries, keys, values, plan, scale, shares is not None)
+    else:
+        parts = [_attend(queries, keys, values, bucket, scale) for bucket in plan.buckets]
+        peak, total, sums = parts[0] if len(parts) == 1 else map(_joined, zip(*parts, strict=True))
+        out, share = _merge(peak, total, sums, plan, shares is not None)
+    if shares is not None and share is not None:
+        shares.append(share)
+    return out
+
+
+def _scores(queries: Tensor, keys: Tensor, bucket: Bucket, scale: float) -> Tensor:
+    """What the bucket's queries score, float32 [H_kv * I, G * H / H_kv, W]."""
+    kv_heads, _, shared, dim = queries.shape
+    items, group, _, width = bucket.hidden.shape
+    query = queries.index_select(1, bucket.queries).view(kv_heads * items, group * shared, dim)
+    # Heads and tokens in one dimension: gathering along the first one is what a CPU does fastest.
+    key = keys.index_select(0, bucket.tokens).view(kv_heads * items, width, dim).float()
+    scores = torch.baddbmm(query.new_zeros(()), query, key.mT, beta=0, alpha=scale)
+    scores.view(kv_heads, items, group, shared, width).masked_fill_(bucket.hidden, HIDDEN)
+    return scores
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The bucket's partial results: peaks and totals [H_kv, I * G, H / H_kv], sums [..., D]."""
+    scores = _scores(queries, keys, bucket, scale)
+    peak = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(peak).exp_()
+    value = values.index_select(0, bucket.tokens).view(scores.shape[0], -1, values.shape[1]).float()
+    sums = torch.bmm(weights, value)
+    shape = (queries.shape[0], -1, queries.shape[2])
+    return peak.view(shape), weights.sum(-1).view(shape), sums.view(*shape, values.shape[1])
+
+
+def _one_row(
+    queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, share: bool
+) -> tuple[Tensor, Tensor | None]:
+    """A single row reads all tiles alone: one softmax over them, nothing to merge."""
+    (bucket,) = plan.buckets
+    kv_heads, shared, items = queries.shape[0], queries.shape[2], bucket.hidden.shape[0]
+    scores = _scores(queries, keys, bucket, scale).view(kv_heads, items, shared, -1)
+    weights = scores.transpose(1, 2).reshape(kv_heads, shared, -1).softmax(-1)
+    value = values.index_select(0, bucket.tokens).view(kv_heads, -1, values.shape[1]).float()
+    out = torch.bmm(weights, value).view(1, kv_heads * shared, -1)
+    if not share:
+        return out, None
+    per_tile = weights.view(kv_heads * shared, items, -1).sum(-1)
+    table = weights.new_zeros((plan.num_blocks, kv_heads * shared))
+    return out, table.index_add_(0, plan.partial_blocks, per_tile.t())[None]
+
+
+def _merge(
+    peak: Tensor, total: Tensor, sums: Tensor, plan: AttentionPlan, share: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Bring partial results to each row's peak, add them up, and divide by the total.
+
+    Row N of all that has N + 1 rows here collects the padding.
+    """
+    kv_heads, _, shared = peak.shape
+    rows, shape = plan.partial_rows, (kv_heads, plan.num_rows + 1, shared)
+    index = rows[None, :, None].expand_as(peak)
+    top = peak.new_full(shape, HIDDEN).scatter_reduce_(1, index, peak, "amax")
+    factor = (peak - top.index_select(1, rows)).exp_()
+    total = total * factor
+    row_total = total.new_zeros(shape).index_add_(1, rows, total)
+    row_sums = sums.new_zeros((*shape, sums.shape[-1]))
+    row_sums.index_add_(1, rows, sums.mul_(factor[..., None]))
+    out = row_sums.div_(row_total[..., None])[:, : plan.num_rows].transpose(0, 1)
+    table = _shares(total / row_total.index_select(1, rows), plan) if share else None
+    return out.reshape(plan.num_rows, kv_heads * shared, -1), table
+
+
+def _shares(share: Tensor, plan: AttentionPlan) -> Tensor:
+    """Shares of partial results [H_kv, P, H / H_kv] added up per block: float32 [N, blocks, H]."""
+    kv_heads, _, shared = share.shape
+    cell = plan.partial_rows * plan.num_blocks + plan.partial_blocks
+    cells = share.new_zeros((kv_heads, (plan.num_rows + 1) * plan.num_blocks, shared))
+    table = cells.index_add_(1, cell, share).unflatten(1, (-1, plan.num_blocks))
+    return table[:, : plan.num_rows].permute(1, 2, 0, 3).flatten(2)
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """The partial results of all buckets, bucket after bucket."""
+    return torch.cat(parts, dim=1)
+
+
+def attention_over_view_reference(
+    queries: list[Tensor], keys: list[Tensor], values: list[Tensor], scale: float
+) -> Tensor:
+    """One row's attention as it is defined: join what its segments hold, then softmax. float32 [H,
+    D].
+
+    Per segment: the row's query turned for it [H, D], and the keys and values that the row sees
+    [H_kv, tokens, D].
+    """
+    heads, dim = queries[0].shape
+    out = torch.zeros(heads, dim)
+    for head in range(heads):
+        kv_head = head // (heads // keys[0].shape[0])
+        scores = [
+            key[kv_head].float() @ query[head].float() * scale
+            for query, key in zip(queries, keys, strict=True)
+        ]
+        weights = torch.softmax(torch.cat(scores), dim=0)
+        out[head] = weights @ torch.cat([value[kv_head].float() for value in values])
+    return out

@@ -1,0 +1,1 @@
+"""Drawing: takes numbers, strings and bytes. Never torch, the engine or the kernels."""
