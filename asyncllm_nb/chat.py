@@ -35,6 +35,8 @@ def chat_prompt(
 
 def turn(codec: Codec, text: str, role: str) -> list[int]:
     """Token ids that close the open turn, say `text` as `role`, and open the assistant's turn again."""
+    if not isinstance(text, str) or not isinstance(role, str):
+        raise TypeError(f"turn takes text and a role, not {text!r} and {role!r}")
     before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _HERE}]
     rendered = _render(codec, [*before, {"role": role, "content": text}], True, {})
     _, found, rest = rendered.partition(_HERE)

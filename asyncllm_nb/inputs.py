@@ -59,9 +59,10 @@ def token_ids(inputs: Inputs, codec: Codec, vocab_size: int) -> list[int]:
     if isinstance(inputs, str):
         ids = codec.encode(inputs)
     elif isinstance(inputs, Tensor):
-        if inputs.ndim != 1 or inputs.is_floating_point():
-            shape = list(inputs.shape)
-            raise ValueError(f"inputs take a 1-D tensor of token ids, not {inputs.dtype} {shape}")
+        if inputs.is_floating_point() or inputs.is_complex():
+            raise TypeError(f"inputs take a tensor of token ids, integers, not {inputs.dtype}")
+        if inputs.ndim != 1:
+            raise ValueError(f"inputs take a 1-D tensor, not one of shape {list(inputs.shape)}")
         ids = [int(i) for i in inputs.tolist()]
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes):
         ids = [_index(item) for item in inputs]

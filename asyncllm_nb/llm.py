@@ -7,7 +7,7 @@ Knows names of models, text and chat templates; order, memory and steps are the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -34,7 +34,7 @@ from .snapshots import snapshot
 
 View = CacheBlock | Sequence[CacheBlock]
 Logits = Literal["last", "all", "none"]
-Stop = str | int | Sequence[str | int]
+Stop = str | int | Collection[str | int]
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
@@ -147,9 +147,15 @@ class AsyncLLM:
         ids = token_ids(inputs, engine.codec, engine.config.vocab_size)
         view = check_view(engine, cache_view, write_to)
         check_length(engine, view, len(ids))
-        if not view:
+        if view:
+            rows = await self._encode("forward", ids, view, logits_mode=logits)
+        else:
             view = (engine.make_block(None, engine.current_transaction()),)
-        rows = await self._encode("forward", ids, view, logits_mode=logits)
+            try:
+                rows = await self._encode("forward", ids, view, logits_mode=logits)
+            except BaseException:
+                engine.discard_block(view[0])
+                raise
         if logits == "none":
             return ForwardOutput(view[-1], None)
         return ForwardOutput(view[-1], rows if logits == "all" else rows[-1])
@@ -205,20 +211,23 @@ class AsyncLLM:
         """A new block that reads as `left` followed by `right`. Pages are shared, not copied."""
         self._check_blocks(left, right)
         name = name or f"{left.name}+{right.name}"
-        return await self._operate(operations.merge(self._engine, left, right, name))
+        made: CacheBlock = await self._operate(operations.merge(self._engine, left, right, name))
+        return made
 
     @known_keywords
     async def append_block(self, left: CacheBlock, right: CacheBlock) -> CacheBlock:
         """The same into `left`, which is returned; `right` stays as it is."""
         self._check_blocks(left, right)
         check_write(self._engine, left)
-        return await self._operate(operations.append(self._engine, left, right))
+        made: CacheBlock = await self._operate(operations.append(self._engine, left, right))
+        return made
 
     @known_keywords
     async def fork(self, block: CacheBlock, *, name: str | None = None) -> CacheBlock:
         """A copy that shares pages until one of the two is written."""
         self._check_blocks(block)
-        return await self._operate(operations.fork(self._engine, block, name))
+        made: CacheBlock = await self._operate(operations.fork(self._engine, block, name))
+        return made
 
     @known_keywords
     async def clear(self, block: CacheBlock) -> CacheBlock:

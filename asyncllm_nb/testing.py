@@ -11,6 +11,7 @@ forget at once hide faults in what is remembered, so half of their heads decay s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "head_dim": 32,
-        "num_hidden_layers": 5,  # Gated DeltaNet, the same, the same, full attention, Gated DeltaNet
+        "num_hidden_layers": 5,  # full attention is the fourth, the others are Gated DeltaNets
         "full_attention_interval": 4,
         "rope_parameters": {
             "rope_type": "default",
@@ -111,11 +112,11 @@ def assert_close_logits(
     *,
     trained: bool = False,
 ) -> None:
-    """Assert that logits of the same shape agree within the table for a model computed in
-    `dtype`."""
+    """Assert that logits agree, in shape and within the table for a model computed in `dtype`."""
     assert actual.shape == expected.shape, f"shapes {actual.shape} and {expected.shape}"
     assert torch.isfinite(actual).all(), "logits that are not finite"
-    allowed = (TRAINED_TOLERANCE if trained else TOLERANCE)[dtype] * expected.abs().max().item()
+    table = TRAINED_TOLERANCE if trained else TOLERANCE
+    allowed = table[dtype] * expected.abs().max().item()
     error = (actual.double() - expected.double()).abs().max().item()
     assert error <= allowed, f"largest logit error {error:.3g}, allowed {allowed:.3g}"
 
@@ -180,7 +181,7 @@ def _random(
         return noise
     if name.endswith("norm.weight"):  # around the neutral value: 0 where the decoder adds 1
         added = config.traits.zero_centred and not name.endswith("linear_attn.norm.weight")
-        return 0.2 * noise + (0.0 if added else 1.0)
+        return 0.2 * noise if added else 1.0 + 0.2 * noise
     if name.endswith("conv1d.weight"):
         return 0.5 * noise
     if name.endswith(
@@ -192,7 +193,7 @@ def _random(
         return 1.0 + 0.3 * noise
     if name.endswith("bias"):
         return 0.2 * noise
-    return noise * 0.5 / shape[-1] ** 0.5
+    return noise * (0.5 / math.sqrt(shape[-1]))
 
 
 def _config(

@@ -150,8 +150,8 @@ class Memory:
         taken = [self.pages.take() for _ in range(need.pages)]
         slot = self.slots.take() if need.slots else IDENTITY_SLOT
         if not base.segments:
-            segments = (Segment(tuple(taken), num_tokens, base.span),)
-            return Draft(base, segments, num_tokens, slot, tuple(taken), None, self)
+            first = Segment(tuple(taken), num_tokens, base.span)
+            return Draft(base, (first,), num_tokens, slot, tuple(taken), None, self)
         last = base.segments[-1]
         kept, copy = last.pages, None
         if need.copies:
@@ -216,7 +216,8 @@ class PendingToken:
     draft: Draft
     order: int  # when it was yielded; requests asked for later wait until it is encoded
     frozen: dict[int, BlockState] = field(default_factory=dict)  # blocks freed since, as they were
-    failed: bool = False  # its step failed; tried again together with the next request
+    failure: Exception | None = None  # why its step failed; it is tried again, alone, when …
+    failed_at: int = 0  # … a request comes that was asked for later than this
 
 
 @dataclass(slots=True, eq=False)

@@ -56,8 +56,11 @@ def choose_device(device: str | torch.device) -> torch.device:
     """``"auto"``: CUDA if there is one, else the CPU. Raises ValueError for a device without torch."""
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
-    if chosen.type not in ("cpu", "cuda"):
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:  # how torch says that it has never heard of it
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', not {str(device)!r}")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda' needs an NVIDIA GPU and a CUDA build of torch; use 'cpu'")

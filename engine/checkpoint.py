@@ -136,7 +136,8 @@ class Checkpoint:
             found = tuple(self._files[name].get_slice(name).get_shape())
             if found != shape:
                 raise ModelError(
-                    f"{self.folder}: {name} has shape {list(found)}, config.json asks for {list(shape)}"
+                    f"{self.folder}: {name} has shape {list(found)},"
+                    f" but config.json asks for {list(shape)}"
                 )
         unexpected = [
             name for name in self._files if name not in expected and not _ignored(name, config)

@@ -22,6 +22,8 @@ LINEAR_ATTENTION = "linear_attention"
 CONV_WIDTH = 4
 """The only width of a Gated DeltaNet convolution that the cache has rows for."""
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -47,8 +49,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's shape. Sizes are in elements; the linear_* are 0 without Gated DeltaNet
-    layers."""
+    """A decoder's shape, sizes in elements. linear_* are 0 without Gated DeltaNet layers."""
 
     family: str
     vocab_size: int
@@ -235,13 +236,12 @@ def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:
     width = text.get("linear_conv_kernel_dim", CONV_WIDTH)
     if width != CONV_WIDTH:
         raise ModelError(f"linear_conv_kernel_dim {width} is not supported; only {CONV_WIDTH} is")
-    key_heads, value_heads = (
-        _integer(text, "linear_num_key_heads"),
-        _integer(text, "linear_num_value_heads"),
-    )
+    key_heads = _integer(text, "linear_num_key_heads")
+    value_heads = _integer(text, "linear_num_value_heads")
     if value_heads % key_heads:
         raise ModelError(
-            f"linear_num_value_heads {value_heads} is no multiple of linear_num_key_heads {key_heads}"
+            f"linear_num_value_heads {value_heads} is no multiple of"
+            f" linear_num_key_heads {key_heads}"
         )
     return {
         "linear_key_heads": key_heads,
@@ -275,7 +275,7 @@ def _dtype(name: Any) -> torch.dtype:
     """The checkpoint's dtype; float32 where the file does not say."""
     if name is None:
         return torch.float32
-    dtype = getattr(torch, str(name).removeprefix("torch."), None)
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ModelError(f"dtype {name!r} is not supported; supported: float32, float16, bfloat16")
+    dtype = DTYPES.get(str(name).removeprefix("torch."))
+    if dtype is None:
+        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     return dtype

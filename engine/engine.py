@@ -217,6 +217,12 @@ class Engine:
         record.freed = True
         self.records.pop(record.id, None)
 
+    def discard_block(self, block: CacheBlock) -> None:
+        """Forget a block that was made for a request that failed before it wrote anything."""
+        if block._record.state.num_tokens == 0 and not block._record.freed:
+            block._record.freed = True
+            self.records.pop(block.id, None)
+
     def view_span(self, view: tuple[CacheBlock, ...], reader: Transaction | None) -> int:
         """Positions that a view takes, tokens to be encoded included."""
         return sum(

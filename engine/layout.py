@@ -65,9 +65,7 @@ class _Columns:
 
     def add(self, part: Part) -> None:
         start, count = self.row_start[-1], len(part.token_ids)
-        origin = sum(
-            state.span for state in part.view
-        )  # position, in the view, of the written block
+        origin = sum(state.span for state in part.view)  # where, in the view, the block begins
         self.tokens.extend(part.token_ids)
         self.row_start.append(start + count)
         self.logit_rows.extend(range(start + part.wanted_from, start + count))
@@ -79,18 +77,17 @@ class _Columns:
         *earlier, own = part.draft.segments
         for segment in earlier:
             self.add_segment(segment, segment.length, -segment.offset, len(part.view))
-        first = (
-            own.length - part.draft.num_tokens + part.num_done
-        )  # index of the first row, in `own`
-        self.add_segment(own, first + count, -own.offset, len(part.view))
+        # Index, in the segment, of the first row of this part.
+        start_in_own = own.length - part.draft.num_tokens + part.num_done
+        self.add_segment(own, start_in_own + count, -own.offset, len(part.view))
         self.segment_start.append(len(self.lengths))
-        rows = np.arange(count)
-        index = first + rows
-        pages = np.asarray(own.pages)[index // PAGE_TOKENS]
-        self.store.append(pages * PAGE_TOKENS + index % PAGE_TOKENS)
-        position = part.draft.base.span + part.num_done + rows
-        self.positions.append(position)
-        self.store_positions.append(position - own.offset)
+        places = np.arange(start_in_own, start_in_own + count)
+        pages = np.asarray(own.pages)[places // PAGE_TOKENS]
+        self.store.append(pages * PAGE_TOKENS + places % PAGE_TOKENS)
+        position = part.draft.base.span + part.num_done
+        positions = np.arange(position, position + count)
+        self.positions.append(positions)
+        self.store_positions.append(positions - own.offset)
 
 
 def make_batch(parts: Sequence[Part], is_hybrid: bool, device: torch.device) -> Batch:

@@ -6,7 +6,7 @@ the weights came from.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +25,17 @@ from .memory import CacheTensors
 from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, Weights
 
 
-class StepPlan(NamedTuple):
-    """What all layers of one kind share in a step."""
+@dataclass(frozen=True)
+class Step:
+    """What all layers share in one forward pass, made once."""
 
+    batch: Batch
     attention: AttentionPlan
     query_rotation: Rotation  # of each query, for the segment that it reads
-    key_rotation: Rotation  # of each row, where it is stored
+    key_rotation: Rotation  # of each row, for where it is stored
     convolution: ConvolutionPlan | None  # None without Gated DeltaNet layers
     delta: DeltaPlan | None
+    shares: list[Tensor] | None
 
 
 class Decoder:
@@ -60,30 +63,24 @@ class Decoder:
         names. Into `shares` goes, if given, each full-attention layer's share of attention per
         block of a row's view: float32 [N, blocks of the longest view, heads].
         """
-        config, weights = self.config, self.weights
-        plan = self.plan(batch, cache)
+        eps, weights = self.config.norm_eps, self.weights
+        step = self._plan(batch, cache, shares)
+        attention_memory = zip(cache.keys, cache.values, strict=True)
+        linear_memory = zip(cache.pairs, cache.conv_rows, strict=True)
         hidden = F.embedding(batch.token_ids, weights.embedding)
-        attention_index = linear_index = 0
         for layer in weights.layers:
-            x = rms_norm(hidden, layer.input_norm, config.norm_eps)
+            x = rms_norm(hidden, layer.input_norm, eps)
             if isinstance(layer.mixer, AttentionWeights):
-                keys, values = cache.keys[attention_index], cache.values[attention_index]
-                mixed = self._attention(layer.mixer, x, keys, values, batch, plan, shares)
-                attention_index += 1
+                mixed = self._attention(layer.mixer, x, *next(attention_memory), step)
             else:
-                pairs, rows = cache.pairs[linear_index], cache.conv_rows[linear_index]
-                mixed = self._delta_net(layer.mixer, x, pairs, rows, batch, plan)
-                linear_index += 1
+                mixed = self._delta_net(layer.mixer, x, *next(linear_memory), step)
             hidden = hidden + mixed
-            hidden = hidden + self._mlp(layer, rms_norm(hidden, layer.post_norm, config.norm_eps))
-        wanted = hidden.index_select(0, batch.logit_rows)
-        wanted = rms_norm(wanted, weights.final_norm, config.norm_eps)
+            hidden = hidden + _mlp(layer, rms_norm(hidden, layer.post_norm, eps))
+        wanted = rms_norm(hidden.index_select(0, batch.logit_rows), weights.final_norm, eps)
         return F.linear(wanted, weights.head).float()
 
-    def plan(self, batch: Batch, cache: CacheTensors) -> StepPlan:
-        """What every layer needs to know of the batch, made once per step."""
-        config = self.config
-        _, heads, pages, page_tokens, _ = cache.keys.shape
+    def _plan(self, batch: Batch, cache: CacheTensors, shares: list[Tensor] | None) -> Step:
+        _, kv_heads, pages, page_tokens, _ = cache.keys.shape
         attention = plan_attention(
             positions=batch.positions,
             row_start=batch.row_start,
@@ -93,95 +90,87 @@ class Decoder:
             segment_length=batch.segment_length,
             segment_shift=batch.segment_shift,
             segment_block=batch.segment_block,
-            pool=(heads, pages, page_tokens),
+            pool=(kv_heads, pages, page_tokens),
         )
-        return StepPlan(
+        convolution = delta = None
+        if self.config.is_hybrid:
+            start = batch.row_start
+            convolution = plan_convolution(
+                start, batch.num_rows, batch.history_rows, batch.kept_new, batch.kept_old
+            )
+            delta = plan_delta(start, batch.read_slot, batch.write_slot, batch.chain_slots)
+        return Step(
+            batch=batch,
             attention=attention,
             query_rotation=self.rotary.to_positions(attention.query_positions),
             key_rotation=self.rotary.to_positions(batch.store_positions),
-            convolution=plan_convolution(
-                batch.row_start, batch.num_rows, batch.history_rows, batch.kept_new, batch.kept_old
-            )
-            if config.is_hybrid
-            else None,
-            delta=plan_delta(batch.row_start, batch.read_slot, batch.write_slot, batch.chain_slots)
-            if config.is_hybrid
-            else None,
+            convolution=convolution,
+            delta=delta,
+            shares=shares,
         )
 
     def _attention(
-        self,
-        weights: AttentionWeights,
-        x: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        batch: Batch,
-        plan: StepPlan,
-        shares: list[Tensor] | None,
+        self, weights: AttentionWeights, x: Tensor, keys: Tensor, values: Tensor, step: Step
     ) -> Tensor:
-        """Full attention: store the rows' keys and values, then read the views. [N, hidden]"""
+        """Full attention: store the rows' keys and values, then read the views. [N, hidden]
+
+        `keys` and `values` are one layer's pools [H_kv, pages, page_tokens, D].
+        """
         config = self.config
-        query_size, kv_size, dim = config.query_size, config.kv_size, config.head_dim
-        gate_size = query_size if config.traits.output_gate else 0
-        projected = F.linear(x, weights.qkv, weights.qkv_bias)
-        query, gate, key, value = projected.split((query_size, gate_size, kv_size, kv_size), -1)
-        query, key, value = (t.view(x.shape[0], -1, dim) for t in (query, key, value))
+        rows, dim, plan = x.shape[0], config.head_dim, step.attention
+        gate_size = config.query_size if config.traits.output_gate else 0
+        sizes = (config.query_size, gate_size, config.kv_size, config.kv_size)
+        query, gate, key, value = F.linear(x, weights.qkv, weights.qkv_bias).split(sizes, -1)
+        query, key, value = (part.view(rows, -1, dim) for part in (query, key, value))
         if weights.q_norm is not None and weights.k_norm is not None:
             query = rms_norm(query, weights.q_norm, config.norm_eps)
             key = rms_norm(key, weights.k_norm, config.norm_eps)
-        key = rotate(key, plan.key_rotation).to(keys.dtype)
-        keys.flatten(1, 2).index_copy_(1, batch.store_index, key.transpose(0, 1))
-        values.flatten(1, 2).index_copy_(1, batch.store_index, value.transpose(0, 1))
-        query = query.index_select(0, plan.attention.query_rows)
-        query = rotate(query, plan.query_rotation)
-        out = attention_over_view(query, keys, values, plan.attention, dim**-0.5, shares).flatten(1)
+        key = rotate(key, step.key_rotation).to(keys.dtype)
+        for pool, stored in ((keys, key), (values, value)):
+            pool.flatten(1, 2).index_copy_(1, step.batch.store_index, stored.transpose(0, 1))
+        query = rotate(query.index_select(0, plan.query_rows), step.query_rotation)
+        out = attention_over_view(query, keys, values, plan, dim**-0.5, step.shares).flatten(1)
         out = sigmoid_gate(out, gate) if gate_size else out.to(x.dtype)
         return F.linear(out, weights.out, weights.out_bias)
 
     def _delta_net(
-        self,
-        weights: DeltaNetWeights,
-        x: Tensor,
-        pairs: Tensor,
-        conv_rows: Tensor,
-        batch: Batch,
-        plan: StepPlan,
+        self, weights: DeltaNetWeights, x: Tensor, pairs: Tensor, conv_rows: Tensor, step: Step
     ) -> Tensor:
-        """Gated DeltaNet: convolve through the view, update the block's pair, read the view. [N,
-        hidden]"""
-        config = self.config
-        assert plan.convolution is not None and plan.delta is not None
-        heads, key_dim, value_dim = (
-            config.linear_value_heads,
-            config.linear_key_dim,
-            config.linear_value_dim,
-        )
-        key_size, value_size = config.linear_key_heads * key_dim, config.linear_value_size
-        projected = F.linear(x, weights.projections)
-        qkv, z, b, a = projected.split((config.conv_channels, value_size, heads, heads), -1)
+        """Gated DeltaNet: convolve and read through the view, write the new pairs. [N, hidden]
+
+        `pairs` [slots, H_v, d_k + d_v, d_k] and `conv_rows` [slots, 3, C] are one layer's pools.
+        """
+        config, rows = self.config, x.shape[0]
+        heads, key_dim = config.linear_value_heads, config.linear_key_dim
+        value_size = config.linear_value_size
+        assert step.convolution is not None and step.delta is not None
+        sizes = (config.conv_channels, value_size, heads, heads)
+        qkv, z, b, a = F.linear(x, weights.projections).split(sizes, -1)
         qkv = convolve_through_view(
-            qkv, weights.conv, conv_rows, batch.write_slot, plan.convolution
+            qkv, weights.conv, conv_rows, step.batch.write_slot, step.convolution
         )
+        key_size = config.linear_key_heads * key_dim
         query, key, value = qkv.split((key_size, key_size, value_size), -1)
+        # Each key head serves several value heads that follow one another.
         query, key = (
-            unit_length(t.unflatten(-1, (-1, key_dim))).repeat_interleave(
+            unit_length(part.reshape(rows, -1, key_dim)).repeat_interleave(
                 heads // config.linear_key_heads, dim=1
             )
-            for t in (query, key)
+            for part in (query, key)
         )
         read = gated_delta_over_view(
-            query * key_dim**-0.5,
-            key,
-            value.unflatten(-1, (heads, value_dim)),
-            weights.decay_rate * F.softplus(a.float() + weights.dt_bias),
-            torch.sigmoid(b.float()),
-            pairs,
-            plan.delta,
+            query=query * key_dim**-0.5,
+            key=key,
+            value=value.reshape(rows, heads, -1),
+            log_decay=weights.decay_rate * F.softplus(a.float() + weights.dt_bias),
+            beta=torch.sigmoid(b.float()),
+            pairs=pairs,
+            plan=step.delta,
         )
-        z = z.unflatten(-1, (heads, value_dim))
-        out = gated_rms_norm(read, z, weights.norm, config.norm_eps).to(x.dtype)
-        return F.linear(out.flatten(1), weights.out)
+        out = gated_rms_norm(read, z.reshape(rows, heads, -1), weights.norm, config.norm_eps)
+        return F.linear(out.flatten(1).to(x.dtype), weights.out)
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        inner = silu_and_multiply(F.linear(x, layer.gate_up, layer.gate_up_bias))
-        return F.linear(inner, layer.down, layer.down_bias)
+
+def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
+    inner = silu_and_multiply(F.linear(x, layer.gate_up, layer.gate_up_bias))
+    return F.linear(inner, layer.down, layer.down_bias)

@@ -41,6 +41,11 @@ class Request:
     def opens_stream(self) -> TokenStream | None:
         return None
 
+    @property
+    def reads(self) -> tuple[CacheBlock, ...]:
+        """Blocks that it reads and does not write."""
+        return ()
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation(Request):
@@ -87,6 +92,10 @@ class Encoding(Request):
     @property
     def opens_stream(self) -> TokenStream | None:
         return self.stream
+
+    @property
+    def reads(self) -> tuple[CacheBlock, ...]:
+        return self.view
 
     @property
     def wanted_from(self) -> int:

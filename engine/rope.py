@@ -69,7 +69,8 @@ class RopeConfig:
         rotary_dim = int(head_dim * partial)
         if rotary_dim % 2 or rotary_dim == 0:
             raise ModelError(
-                f"rotary positions need an even number of elements of a head, not {rotary_dim} of {head_dim}"
+                f"rotary positions turn pairs of elements: {rotary_dim} of a head's {head_dim}"
+                " is no even number above 0"
             )
         theta = given.get("rope_theta", text.get("rope_theta", DEFAULT_THETA))
         section = tuple(given.get("mrope_section") or DEFAULT_MROPE_SECTION)

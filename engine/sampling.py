@@ -7,7 +7,7 @@ the stream's seed and on how many tokens it has yielded, never on what else ran 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,13 +48,15 @@ class SamplingParams:
 
 
 def parse_forbidden(
-    forbid: str | int | Sequence[str | int], codec: Codec, vocab_size: int
+    forbid: str | int | Collection[str | int], codec: Codec, vocab_size: int
 ) -> tuple[int, ...]:
     """Token ids of the `forbid` argument: ids, or strings that are one token each.
 
     Raises ValueError for a string of several tokens and for an id outside the vocabulary.
     """
     ids = set()
+    if not isinstance(forbid, str | int | Collection):
+        raise TypeError(f"forbid takes token ids or single-token strings, not {forbid!r}")
     for item in (forbid,) if isinstance(forbid, str | int) else forbid:
         if isinstance(item, str):
             tokens = codec.encode(item)
@@ -64,6 +66,8 @@ def parse_forbidden(
                     "give the ids that must not be drawn"
                 )
             ids.add(tokens[0])
+        elif not isinstance(item, int):
+            raise TypeError(f"forbid takes token ids or single-token strings, not {item!r}")
         elif 0 <= item < vocab_size:
             ids.add(int(item))
         else:

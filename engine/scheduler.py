@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .blocks import EMPTY, BlockRecord, BlockState, Memory, PendingToken
+from .blocks import EMPTY, BlockRecord, BlockState, Draft, Memory, PendingToken
 from .requests import Encoding, Operation, Request
 from .streams import TokenStream
 from .transactions import may_write, visible_state
@@ -47,6 +47,8 @@ def plan_step(scheduler: Scheduler, max_batch_tokens: int) -> StepPlan:
     """The policy. Yielded tokens first, the longest waiting ones if they are too many (some room is
     left for prefill even then); the rest of the batch is shared out among prefills, least recently
     served first, so that a long one never starves a short one."""
+    if retry := scheduler.failed_to_retry():
+        return StepPlan([retry])
     encodings = sorted(scheduler.runnable_encodings(), key=lambda e: (e.served, e.order))
     room_for_decodes = max_batch_tokens - (
         min(MIN_CHUNK, max_batch_tokens // 2) if encodings else 0
@@ -87,10 +89,12 @@ class Scheduler:
         self.encodings: deque[Encoding] = deque()
         self.streams: list[TokenStream] = []  # being read, not ended
         self.pending: list[BlockRecord] = []  # blocks with a yielded token to encode
+        self._newest = 0  # order of the request that was added last
 
     # ---- the queue ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        self._newest = request.order
         for record in request.writes:
             record.writes.append(request)
         if isinstance(request, Operation):
@@ -114,14 +118,14 @@ class Scheduler:
             request.transaction.requests.discard(request)
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[Operation | Encoding]:
         return [*self.operations, *self.encodings]
 
     @property
     def is_idle(self) -> bool:
         """Nothing queued, no token left to encode, nobody asks."""
         asking = any(stream.asking for stream in self.streams)
-        encodable = any(record.pending and not record.pending.failed for record in self.pending)
+        encodable = bool(self.runnable_pending())
         return not (self.operations or self.encodings or encodable or asking)
 
     # ---- order ----------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ class Scheduler:
 
     def _admit(self, group: Sequence[Encoding]) -> bool:
         """Take memory for all of the group and let them read one snapshot; or take nothing."""
-        drafts = []
+        drafts: list[Draft] = []
         first = group[0]
         states = tuple(visible_state(b._record, first.transaction) for b in first.view)
         for encoding in group:
@@ -231,13 +235,31 @@ class Scheduler:
         return encoding.target._record.state
 
     def runnable_pending(self) -> list[PendingToken]:
-        return [record.pending for record in self.pending if record.pending is not None]
+        """Yielded tokens to encode, those whose step failed aside."""
+        return [r.pending for r in self.pending if r.pending and not r.pending.failure]
 
-    def memory_waiters(self) -> Iterator[Request | TokenStream]:
+    def failed_to_retry(self) -> PendingToken | None:
+        """A token whose step failed, if something was asked for since. It is tried alone, so that it
+        cannot make others fail."""
+        for record in self.pending:
+            pending = record.pending
+            if pending and pending.failure and pending.failed_at < self._newest:
+                return pending
+        return None
+
+    def failure_before(self, request: Request) -> Exception | None:
+        """Why a request can never run: a token that it needs encoded has failed again."""
+        records = [block._record for block in request.reads]
+        for pending in (record.pending for record in (*request.writes, *records)):
+            if pending and pending.failure and pending.order < request.order <= pending.failed_at:
+                return pending.failure
+        return None
+
+    def memory_waiters(self) -> Iterator[Operation | Encoding | TokenStream]:
         """Who waits for pages or a slot."""
         yield from (r for r in self.requests if r.waits_for_memory)
         yield from (s for s in self.streams if s.waits_for_memory)
 
-    def youngest_waiter(self) -> Request | TokenStream | None:
+    def youngest_waiter(self) -> Operation | Encoding | TokenStream | None:
         """Who is told that the memory is full when nothing can run."""
         return max(self.memory_waiters(), key=lambda waiter: waiter.order, default=None)

@@ -35,6 +35,7 @@ class StepCall:
     left: int
     future: asyncio.Future[int]
     made: int = 0
+    was_idle: bool = False  # nothing could run in the last round
 
 
 class Server:
@@ -90,7 +91,9 @@ class Server:
             if plan := plan_step(engine.scheduler, engine.max_batch_tokens):
                 await self._step(plan)
                 return True
-            busy |= self._relieve_memory()
+            if not busy and (self._relieve_memory() or self._is_first_idle_round()):
+                await self._turns([])
+                return True
         if not busy:
             self._settle()
         return busy
@@ -107,7 +110,7 @@ class Server:
             self._count_step(self.step_calls[0])
 
     def _count_step(self, call: StepCall) -> None:
-        call.left, call.made = call.left - 1, call.made + 1
+        call.left, call.made, call.was_idle = call.left - 1, call.made + 1, False
         if call.left == 0 or call.future.done():
             self.step_calls.remove(call)
             if not call.future.done():
@@ -137,6 +140,13 @@ class Server:
             await asyncio.sleep(0)
             if turn + 1 >= MIN_TURNS and all(stream.ended or stream.asking for stream in called):
                 return
+
+    def _is_first_idle_round(self) -> bool:
+        """A call of ``step`` finds nothing to do: tasks that were just started get a chance to ask."""
+        first = [call for call in self.step_calls if not call.was_idle]
+        for call in first:
+            call.was_idle = True
+        return bool(first)
 
     def _settle(self) -> None:
         """Nothing can run: tell those who wait for just that."""
@@ -183,8 +193,23 @@ class Server:
         return busy
 
     def _end_broken(self) -> None:
-        """Whoever reads a block that was freed gets an error that names it."""
+        """Whoever reads a block that was freed, or that holds a token that cannot be encoded, gets an
+        error. Clearing or freeing such a block drops the token."""
         engine = self.engine
+        for request in engine.scheduler.requests:
+            failure = engine.scheduler.failure_before(request)
+            if failure is None or request.cancelled:
+                continue
+            if isinstance(request, Encoding):
+                self.stepper.fail(request, failure)
+            elif request.kind in ("clear", "free"):
+                for record in request.writes:
+                    if record.pending is not None:
+                        engine.drop_pending(record)
+                engine.wake()
+            else:
+                engine.scheduler.remove(request)
+                request.future.set_exception(failure)
         for encoding in list(engine.scheduler.encodings):
             targets = (encoding.target,) if encoding.target else ()
             freed = [b.name for b in (*encoding.view, *targets) if b._record.freed]

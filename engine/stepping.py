@@ -214,14 +214,14 @@ class Stepper:
             stream.fail(error)
 
     def _fail_step(self, plan: StepPlan, error: BaseException) -> None:
-        """Nothing of the step is committed. Its requests fail; tokens that were yielded stay, and are
-        encoded together with the next request."""
+        """Nothing of the step is committed. Its requests fail; tokens that were yielded stay in their
+        blocks, and are tried again when something else is asked for."""
         if not isinstance(error, Exception):
             error = RuntimeError("the engine's task was cancelled while the step ran")
         for chunk in plan.chunks:
             self.fail(chunk.encoding, error)
         for pending in plan.decodes:
-            pending.failed = True
+            pending.failure, pending.failed_at = error, self.engine.next_order()
             pending.stream.fail(error)
 
     # ---- the record -----------------------------------------------------------------------------

@@ -6,13 +6,13 @@ that says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 _REPLACEMENT = "\ufffd"
-_LONGEST_CHARACTER = 4
-"""Bytes of the longest UTF-8 character: a byte-level token run longer than this is not one character."""
+_MOST_UNFINISHED = 3
+"""Bytes that a character may still lack to be whole, each of which may show as a replacement."""
 
 
 class Codec:
@@ -75,7 +75,7 @@ class Codec:
 def _num_unfinished(text: str) -> int:
     """Replacement characters at the end that more bytes may still turn into a character."""
     count = len(text) - len(text.rstrip(_REPLACEMENT))
-    return count if count < _LONGEST_CHARACTER else 0
+    return min(count, _MOST_UNFINISHED)
 
 
 @dataclass(slots=True)
@@ -89,30 +89,30 @@ class IncrementalDecoder:
     codec: Codec
     _ids: list[int] = field(default_factory=list)
     _context: int = 0  # ids[:_context] are no longer decoded
-    _shown: int = 0  # ids[:_shown] have given their text
+    _done: int = 0  # ids[:_done] have given their text whole
+    _shown: int = 0  # characters of the text of ids[_done:] that were given
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; '' while a character is unfinished."""
         self._ids.append(token_id)
-        text = self._new_text()
-        if _num_unfinished(text):
-            return ""
-        self._advance()
-        return text
+        text = self._open_text()
+        return self._show(text, len(text) - _num_unfinished(text))
 
     def flush(self) -> str:
         """What is still held back, unfinished characters as U+FFFD."""
-        text = self._new_text()
-        self._advance()
-        return text
+        text = self._open_text()
+        return self._show(text, len(text))
 
-    def _new_text(self) -> str:
-        before = self.codec.decode_whole(self._ids[self._context : self._shown])
+    def _open_text(self) -> str:
+        before = self.codec.decode_whole(self._ids[self._context : self._done])
         return self.codec.decode_whole(self._ids[self._context :])[len(before) :]
 
-    def _advance(self) -> None:
-        if self._shown < len(self._ids):
-            self._context, self._shown = self._shown, len(self._ids)
+    def _show(self, text: str, end: int) -> str:
+        new = text[self._shown : end]
+        self._shown = max(self._shown, end)
+        if end == len(text) and self._done < len(self._ids):
+            self._context, self._done, self._shown = self._done, len(self._ids), 0
+        return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,11 @@ class StopRule:
     ids: frozenset[int] = frozenset()
 
     @staticmethod
-    def parse(stop: str | int | Sequence[str | int], codec: Codec) -> StopRule:
+    def parse(stop: str | int | Collection[str | int], codec: Codec) -> StopRule:
         """Check the `stop` argument of generate. Raises ValueError or TypeError."""
-        parts: Sequence[str | int] = (stop,) if isinstance(stop, str | int) else tuple(stop)
+        if not isinstance(stop, str | int | Collection):
+            raise TypeError(f"stop takes a string, a token id, or several, not {stop!r}")
+        parts: Collection[str | int] = (stop,) if isinstance(stop, str | int) else tuple(stop)
         for part in parts:
             if isinstance(part, bool) or not isinstance(part, str | int):
                 raise TypeError(f"stop takes strings and token ids, not {part!r}")

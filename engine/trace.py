@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .text import Codec
 
@@ -123,7 +123,7 @@ class Trace:
         return f"<b>Trace</b> {self.num_steps} steps, {len(self.steps)} kept, {rows} rows"
 
 
-def _row(row: dict[str, object]) -> RowRecord:
-    view = tuple((name, version) for name, version in row.pop("view"))  # type: ignore[attr-defined]
-    ids = tuple(row.pop("token_ids"))  # type: ignore[call-overload]
-    return RowRecord(view=view, token_ids=ids, **row)  # type: ignore[arg-type]
+def _row(row: dict[str, Any]) -> RowRecord:
+    view = tuple((str(name), int(version)) for name, version in row.pop("view"))
+    ids = tuple(int(i) for i in row.pop("token_ids"))
+    return RowRecord(view=view, token_ids=ids, **row)

@@ -105,7 +105,11 @@ class Transaction:
         if self.parent is not None:
             for block in self.blocks:
                 self.parent.check_write(block)
-        await self.engine.begin_transaction(self)
+        try:
+            await self.engine.begin_transaction(self)
+        except BaseException:  # cancelled, perhaps just after it got its blocks
+            self.end(restore=True)
+            raise
         self._token = _current.set(self)
         return self
 

@@ -1,5 +1,4 @@
-"""A checkpoint's tensors arranged as the decoder multiplies them: what is read together is one
-matrix.
+"""A checkpoint's tensors as the decoder multiplies them: what is read together is one matrix.
 
 Knows how projections are fused, and which small tensors are kept in float32. Knows no file format
 (`checkpoint`) and no forward pass (`model`).
@@ -80,8 +79,7 @@ class Weights:
 def load_weights(
     folder: str | Path, config: ModelConfig, device: torch.device | str, dtype: torch.dtype
 ) -> Weights:
-    """Read `folder`'s ``*.safetensors`` (one file, or shards with their index) as `dtype` on
-    `device`.
+    """Read `folder`'s ``*.safetensors``, one file or shards with an index, as `dtype`.
 
     Files are mapped and copied tensor by tensor to where they stay, so memory peaks at the fused
     model. Raises ModelError, before anything is allocated, for a missing file and for a tensor that

@@ -1,5 +1,4 @@
-"""Attention over views: each row looks at the segments of its view, partial results merge by
-log-sum-exp.
+"""Attention over views: rows look at tiles of their views, partial results merge by log-sum-exp.
 
 Knows keys and values as pages of tokens and a plan made of integers (`tiles`). Knows no blocks, no
 positions (queries come turned) and no model.
@@ -13,8 +12,7 @@ from torch import Tensor
 from .tiles import AttentionPlan, Bucket
 
 HIDDEN = -1e30
-"""Score of what a row must not see. Finite, so that padding rows, which see nothing, make no
-NaN."""
+"""The score of what a row must not see. Finite: padding rows see nothing and must not be NaN."""
 
 
 def attention_over_view(
@@ -114,8 +112,9 @@ def _shares(share: Tensor, plan: AttentionPlan) -> Tensor:
     kv_heads, _, shared = share.shape
     cell = plan.partial_rows * plan.num_blocks + plan.partial_blocks
     cells = share.new_zeros((kv_heads, (plan.num_rows + 1) * plan.num_blocks, shared))
-    table = cells.index_add_(1, cell, share).unflatten(1, (-1, plan.num_blocks))
-    return table[:, : plan.num_rows].permute(1, 2, 0, 3).flatten(2)
+    cells.index_add_(1, cell, share)
+    table = cells.view(kv_heads, -1, plan.num_blocks, shared)[:, : plan.num_rows]
+    return table.permute(1, 2, 0, 3).flatten(2)
 
 
 def _joined(parts: tuple[Tensor, ...]) -> Tensor:
@@ -125,21 +124,22 @@ def _joined(parts: tuple[Tensor, ...]) -> Tensor:
 
 def attention_over_view_reference(
     queries: list[Tensor], keys: list[Tensor], values: list[Tensor], scale: float
-) -> Tensor:
-    """One row's attention as it is defined: join what its segments hold, then softmax. float32 [H,
-    D].
+) -> tuple[Tensor, Tensor]:
+    """One row's attention as it is defined: join what its segments hold, then softmax.
 
     Per segment: the row's query turned for it [H, D], and the keys and values that the row sees
-    [H_kv, tokens, D].
+    [H_kv, tokens, D]. -> float32 [H, D], and the segments' shares of attention [segments, H].
     """
-    heads, dim = queries[0].shape
-    out = torch.zeros(heads, dim)
+    heads, kv_heads = queries[0].shape[0], keys[0].shape[0]
+    lengths = [key.shape[1] for key in keys]
+    outs, shares = [], []
     for head in range(heads):
-        kv_head = head // (heads // keys[0].shape[0])
+        kv_head = head * kv_heads // heads
         scores = [
             key[kv_head].float() @ query[head].float() * scale
             for query, key in zip(queries, keys, strict=True)
         ]
         weights = torch.softmax(torch.cat(scores), dim=0)
-        out[head] = weights @ torch.cat([value[kv_head].float() for value in values])
-    return out
+        outs.append(weights @ torch.cat([value[kv_head].float() for value in values]))
+        shares.append(torch.stack([part.sum() for part in weights.split(lengths)]))
+    return torch.stack(outs), torch.stack(shares, dim=1)

@@ -1,5 +1,4 @@
-"""The gated delta rule on pairs: what tokens do to a block's transition, and reading it through a
-view.
+"""The gated delta rule on pairs: how tokens change a block's pair, and how a view is read.
 
 Knows tensors per head. Knows no slots, no batches of requests (`gdn_step`) and no model.
 
@@ -51,7 +50,7 @@ def gated_delta_chunk(
         (I + tril(β_t exp(G_t − G_i) k_t·k_i, −1)) D = β_t (W_t − exp(G_t) X k_t)
     """
     total = log_decay.cumsum(1)
-    # Decay between two tokens, 0 where the second is the later one (masked first: exp could overflow).
+    # The decay between two tokens; 0 where the second is the later one, and exp could overflow.
     later = torch.ones(key.shape[1], key.shape[1], dtype=torch.bool, device=key.device).triu(1)
     between = (total[:, :, None] - total[:, None, :]).masked_fill_(later, -torch.inf).exp_()
     since_start = total.exp()[:, :, None]
@@ -84,8 +83,7 @@ def read_through_chain(pairs: Tensor, chain: Tensor, read: Tensor) -> Tensor:
 
 
 def state_after_chain(pairs: Tensor, chain: Tensor) -> Tensor:
-    """The state before the written block, S [R, H, d_v, d_k]: the chain applied to zero, left to
-    right.
+    """The state before the written block, S [R, H, d_v, d_k]: the chain applied to zero.
 
     Arguments as in `read_through_chain`. For requests of many rows: o = S y_first + y_second.
     """

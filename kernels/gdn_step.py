@@ -27,8 +27,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next at most CHUNK rows of the requests that still have some: the first R'' of the
-    many."""
+    """At most CHUNK rows of each of the requests that have not ended, the first R'' of the many."""
 
     rows: Tensor  # [R'' * T] rows of the step; padding repeats a row
     padding: Tensor  # [R'', T] bool

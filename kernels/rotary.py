@@ -37,8 +37,7 @@ class Rotary:
         return self._turn(positions, self.scaling)
 
     def by_shift(self, shift: Tensor) -> Rotation:
-        """The rotation that moves a head that is turned already. `shift` [n] int64, for all
-        axes."""
+        """The rotation that moves a turned head on by `shift` [n] int64, on all axes alike."""
         return self._turn(shift.expand(3, -1), 1.0)
 
     def _turn(self, positions: Tensor, scaling: float) -> Rotation:

@@ -29,8 +29,7 @@ def sample(
     forbidden: Sequence[Sequence[int]],
     uniform: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row of `logits` [n, vocab]. -> ids [n] int64, log-probabilities [n]
-    float32.
+    """Draw one token per row of `logits` [n, vocab]. -> ids [n] int64, float32 logprobs [n].
 
     Per row [n]: `temperature` (0: the most probable token, the lowest id of equals), `top_k` (0:
     off), `top_p` (1: off), `min_p` (0: off), applied in this order; `forbidden` ids that are never
@@ -81,8 +80,7 @@ def _draw(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: T
 def _pick(
     probs: Tensor, total: Tensor, limit: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The rank drawn from the beginning of each row's sorted probabilities, and whether it is
-    certain.
+    """The rank drawn from the beginning of each row's sorted order, and whether it is certain.
 
     `probs` [n, c], descending; `total` [n] float64 is the sum of the whole row, `limit` [n] its
     top-k.

@@ -1,8 +1,7 @@
-"""The host's plan of one step of attention: segments cut into tiles, rows that read the same tile
-together.
+"""A step's plan of attention: which rows read which tiles of tokens, in batches of one shape.
 
-Knows page lists, lengths and rows as integers; no keys, no heads, no model. Made once per step and
-used by every layer.
+Knows page lists, lengths and rows as integers; no keys and no model. Made on the host, once per
+step, and used by every layer.
 
 A *segment* is a run of pages that all rows of one request read. A *tile* is a piece of a segment,
 at most WIDE tokens. Tiles with the same pages are one tile, whoever reads them. An *item* is a tile
@@ -13,7 +12,7 @@ matrix products.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,35 +67,34 @@ def plan_attention(
     segment_block: Tensor,
     pool: tuple[int, int, int],
 ) -> AttentionPlan:
-    """Plan a step from the flat description of its R requests and S segments (all int64, any
-    device).
+    """Plan a step of R requests and S segments, described by flat int64 tensors on any device.
 
-    Request r has rows row_start[r] : row_start[r + 1] and reads segments segment_start[r] : [r + 1];
-    segment s has `segment_length[s]` tokens in pages[segment_page_start[s] : ... [s + 1]]. The last
-    segment of a request ends with its own rows and is causal. `positions` is [3, N]. `pool` is the
-    shape of the pools of keys and values: H_kv, pages, page_tokens.
+    Request r has rows row_start[r] : row_start[r + 1] of N and reads segments segment_start[r] :
+    segment_start[r + 1]. Segment s has segment_length[s] tokens, in pages[segment_page_start[s] :
+    segment_page_start[s + 1]]; it belongs to block segment_block[s] of the view, and queries are
+    turned for it by their row's `positions` [3, N] plus segment_shift[s]. The last segment of a
+    request ends with its own rows and is read causally. `pool` is the shape of the pools of keys
+    and values: H_kv, pages, page_tokens.
     """
-    page_tokens = pool[-1]
-    host = [_host(t) for t in (row_start, segment_start, segment_length, segment_block)]
-    segments = _segments(*host)
-    tiles = _cut(segments, _host(segment_page_start), _host(pages), page_tokens)
-    partials = _pair(segments, tiles)
-    chosen = [_Shaped(tiles, partials, shape, pool) for shape in np.unique(partials.shape)]
+    segments = _describe(*map(_host, (row_start, segment_start, segment_length, segment_block)))
+    tiles = _cut(segments, _host(segment_page_start), _host(pages), page_tokens=pool[-1])
+    partials = _pair(segments, tiles, _groups(tiles, positions.shape[1]))
+    layouts = [_Layout(tiles, partials, shape, pool) for shape in np.unique(partials.shape)]
     device, num_rows = positions.device, positions.shape[1]
-    rows = torch.from_numpy(_runs(segments.first_row, segments.rows)).to(device)
-    shift = torch.from_numpy(np.repeat(_host(segment_shift), segments.rows)).to(device)
+
+    def joined(values: Integers, padding: int) -> Tensor:
+        return _to(np.concatenate([layout.padded(values, padding) for layout in layouts]), device)
+
+    query_rows = _to(_runs(segments.first_row, segments.rows), device)
+    shift = _to(np.repeat(_host(segment_shift), segments.rows), device)
     return AttentionPlan(
         num_rows=num_rows,
-        num_blocks=int(segments.block.max(initial=0)) + 1,
-        query_rows=rows,
-        query_positions=positions.index_select(1, rows) + shift,
-        buckets=tuple(bucket.to(device) for bucket in chosen),
-        partial_rows=torch.from_numpy(
-            np.concatenate([bucket.padded(partials.row, num_rows) for bucket in chosen])
-        ).to(device),
-        partial_blocks=torch.from_numpy(
-            np.concatenate([bucket.padded(partials.block, 0) for bucket in chosen])
-        ).to(device),
+        num_blocks=int(segments.block.max()) + 1,
+        query_rows=query_rows,
+        query_positions=positions.index_select(1, query_rows) + shift,
+        buckets=tuple(layout.bucket(device) for layout in layouts),
+        partial_rows=joined(partials.row, num_rows),
+        partial_blocks=joined(partials.block, 0),
     )
 
 
@@ -118,7 +116,6 @@ class _Tiles(NamedTuple):
     start: Integers  # first token, counted in the segment
     width: Integers  # NARROW or WIDE
     pages: Integers  # [T, WIDE / page_tokens] padded with 0
-    same: Integers  # equal for tiles with the same width and pages
 
 
 class _Partials(NamedTuple):
@@ -134,7 +131,7 @@ class _Partials(NamedTuple):
     shape: Integers  # of the item: width * 2 * GROUP + group
 
 
-def _segments(
+def _describe(
     row_start: Integers, segment_start: Integers, length: Integers, block: Integers
 ) -> _Segments:
     request = np.repeat(np.arange(len(segment_start) - 1), np.diff(segment_start))
@@ -162,27 +159,33 @@ def _cut(segments: _Segments, page_start: Integers, pages: Integers, page_tokens
     page = np.arange(WIDE // page_tokens)
     first = page_start[segment] + start // page_tokens
     used = page * page_tokens < tokens[:, None]
-    own_pages = np.where(used, pages[np.where(used, first[:, None] + page, 0)], 0)
-    return _Tiles(segment, start, width, own_pages, _identical(own_pages, width))
+    tile_pages = np.where(used, pages[np.where(used, first[:, None] + page, 0)], 0)
+    return _Tiles(segment, start, width, tile_pages)
 
 
-def _identical(pages: Integers, width: Integers) -> Integers:
-    """Numbers 0, 1, ... that are equal for rows with the same pages and width."""
-    keys = np.column_stack([width, pages])
+def _groups(tiles: _Tiles, num_rows: int) -> Integers:
+    """A number for each tile, the same for tiles of one width and the same pages. [T]
+
+    A single row keeps its tiles apart, even where it reads the same pages twice (a block and its
+    fork): then each item has one query, and nothing has to be merged.
+    """
+    if num_rows == 1:
+        return np.arange(len(tiles.start))
+    keys = np.column_stack([tiles.width, tiles.pages])
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def _pair(segments: _Segments, tiles: _Tiles) -> _Partials:
-    """Each tile with the rows that see at least one of its tokens, grouped into items."""
+def _pair(segments: _Segments, tiles: _Tiles, groups: Integers) -> _Partials:
+    """Each tile with the rows that see any of its tokens; `groups` [T] are cut into items."""
     first = np.maximum(tiles.start - segments.seen_by_first[tiles.segment] + 1, 0)
     count = segments.rows[tiles.segment] - first
     tile = np.repeat(np.arange(len(count)), count)
     index = _runs(first, count)  # of the row within its request
-    order = np.argsort(tiles.same[tile], kind="stable")
+    order = np.argsort(groups[tile], kind="stable")
     tile, index = tile[order], index[order]
     segment = tiles.segment[tile]
     seen = np.minimum(segments.seen_by_first[segment] + index, segments.length[segment])
-    readers = np.bincount(tiles.same[tile])
+    readers = np.bincount(groups[tile])
     place = _runs(np.zeros_like(readers), readers)
     item = np.cumsum(place % GROUP == 0) - 1
     group = 1 << np.ceil(np.log2(np.bincount(item))).astype(np.int64)
@@ -198,8 +201,8 @@ def _pair(segments: _Segments, tiles: _Tiles) -> _Partials:
     )
 
 
-class _Shaped:
-    """The items of one shape, as padded matrices [items, group]."""
+class _Layout:
+    """The items of one shape, laid out as matrices [items, group] with padding."""
 
     def __init__(
         self, tiles: _Tiles, partials: _Partials, shape: int, pool: tuple[int, int, int]
@@ -223,26 +226,27 @@ class _Shaped:
         self._hidden = (token >= seen[:, :, None])[:, :, None]
 
     def padded(self, values: Integers, padding: int) -> Integers:
-        """`values` [P] of these items' partials, with `padding` where an item has fewer than it
-        could."""
+        """`values` [P] of these items' partials, `padding` where an item has fewer than others."""
         matrix = np.full(self._size, padding, dtype=np.int64)
         matrix[self._place] = values[self._chosen]
         return matrix
 
-    def to(self, device: torch.device) -> Bucket:
-        return Bucket(
-            queries=torch.from_numpy(self._queries).to(device),
-            tokens=torch.from_numpy(self._tokens).to(device),
-            hidden=torch.from_numpy(self._hidden).to(device),
-        )
+    def bucket(self, device: torch.device) -> Bucket:
+        arrays = (self._queries, self._tokens, self._hidden)
+        return Bucket(*(_to(array, device) for array in arrays))
 
 
 def _runs(first: Integers, count: Integers) -> Integers:
     """first[0], first[0] + 1, ... (count[0] numbers), then the same for first[1], and so on."""
-    starts = np.cumsum(count) - count
-    return np.arange(count.sum()) + np.repeat(first - starts, count)
+    start = np.cumsum(count) - count
+    numbers: Integers = np.arange(count.sum()) + np.repeat(first - start, count)
+    return numbers
 
 
 def _host(tensor: Tensor) -> Integers:
-    array: Integers = tensor.cpu().numpy()
-    return array
+    numbers: Integers = tensor.cpu().numpy()
+    return numbers
+
+
+def _to(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

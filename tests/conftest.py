@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -26,6 +27,9 @@ POISON_LIMIT_BYTES = 512 * 2**20
 """Larger tensors stay untouched: filling one would turn lazily taken memory into real memory."""
 
 torch.set_num_threads(1)
+# How long an example takes says more about who else uses the cores than about the code.
+hypothesis.settings.register_profile("without_deadline", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("without_deadline")
 
 
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

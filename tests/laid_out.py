@@ -1,7 +1,7 @@
 """Blocks laid out by hand for tests of the model: pages in disorder, poisoned memory, no engine.
 
-Knows `Batch` as its docstring describes it, and nothing of the engine's own way to build one, so that a
-mistake there does not hide here. `Memory.step` runs requests and commits what they wrote.
+Knows `Batch` as its docstring describes it, and nothing of the engine's own way to build one, so
+that a mistake there does not hide here. `Memory.step` runs requests and commits what they wrote.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Memory:
         self._slots = self._random.sample(range(1, num_slots), num_slots - 1)
 
     def step(self, requests: Sequence[Request], shares: list[Tensor] | None = None) -> list[Tensor]:
-        """Run one batch; all logits of each request, [n, vocab]. Its blocks hold the tokens then."""
+        """Run one batch and commit it. -> all logits of each request, [n, vocab]."""
         batch, slots = self.lay_out(requests)
         logits = self.decoder.forward(batch, self.cache, shares=shares)
         for request, slot in zip(requests, slots, strict=True):
@@ -121,7 +121,9 @@ class Memory:
         offsets = torch.cat(
             [torch.full((len(r.tokens),), r.view[-1].runs[-1].offset) for r in requests]
         )
-        length, shift, block_index = (torch.tensor(column) for column in zip(*segments, strict=True))
+        length, shift, block_index = (
+            torch.tensor(column) for column in zip(*segments, strict=True)
+        )
         slots = [self._slots.pop() if self.config.is_hybrid else 0 for _ in requests]
         return Batch(
             token_ids=torch.tensor(rows["tokens"]),

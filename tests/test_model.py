@@ -1,4 +1,4 @@
-"""`Decoder` against transformers: any layout of a sequence in memory gives the logits of the sequence."""
+"""`Decoder` against transformers: the logits are the same however a sequence lies in memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def pieces(total: int, sizes: Sequence[int]) -> list[range]:
     return cuts
 
 
-def encode(memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]) -> Tensor:
+def encode(
+    memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]
+) -> Tensor:
     """Logits of all tokens, written into blocks of the given sizes in chunks of the given sizes."""
     view: list[Laid] = []
     logits: list[Tensor] = []
@@ -160,12 +162,10 @@ def test_forward_over_merged_blocks(family: str) -> None:
 
 
 def test_forward_with_positions_of_three_axes() -> None:
-    """Rows of an image share their first axis; a second block starts behind the first one's span."""
+    """Rows of an image share their first axis; a second block starts behind the span."""
     tokens = sequence(HYBRID)[:60]
     text = torch.arange(7).expand(3, -1)
-    grid = torch.stack(
-        (torch.full((20,), 7), 7 + torch.arange(20) // 5, 7 + torch.arange(20) % 5)
-    )
+    grid = torch.stack((torch.full((20,), 7), 7 + torch.arange(20) // 5, 7 + torch.arange(20) % 5))
     after = torch.arange(12, 12 + 33).expand(3, -1)
     positions = torch.cat((text, grid, after), dim=1)
     with torch.inference_mode():
@@ -215,11 +215,15 @@ def test_forward_writes_only_where_the_batch_says() -> None:
     memory.decoder.forward(batch, memory.cache)
     for old, new in zip(before, (memory.cache.pairs, memory.cache.conv_rows), strict=True):
         changed = [
-            slot for slot in range(old.shape[1]) if not equal_or_both_nan(old[:, slot], new[:, slot])
+            slot
+            for slot in range(old.shape[1])
+            if not equal_or_both_nan(old[:, slot], new[:, slot])
         ]
         assert changed == sorted(slots)
     after = memory.cache.keys.flatten(2, 3)
-    changed = [i for i in range(keys.shape[2]) if not equal_or_both_nan(keys[:, :, i], after[:, :, i])]
+    changed = [
+        i for i in range(keys.shape[2]) if not equal_or_both_nan(keys[:, :, i], after[:, :, i])
+    ]
     assert changed == sorted(batch.store_index.tolist())
 
 

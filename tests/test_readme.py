@@ -29,3 +29,13 @@ def test_readme_cells_run_as_printed(tmp_path: Path) -> None:
     )
     assert printed.count("In short,") == 0, "what is given to generate is not yielded"
     assert len(printed.split()) >= 5 and "." in printed, f"the writer wrote {printed!r}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_documents_name_files_that_exist(document: str) -> None:
+    text = (README.parent / document).read_text(encoding="utf-8")
+    named = {*re.findall(r"`([\w./-]+/[\w.-]*)`", text), *re.findall(r"\]\(([\w./-]+)\)", text)}
+    assert named
+    later = {"tests/gpu/", "tests/browser/"}
+    missing = {name for name in named - later if not (README.parent / name).exists()}
+    assert not missing

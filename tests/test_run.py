@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_run_leaves_tasks_alive_between_calls() -> None:
 
 def test_run_takes_any_awaitable() -> None:
     class Answer:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[Any, None, int]:
             yield from asyncio.sleep(0).__await__()
             return 7
 
@@ -73,13 +74,9 @@ def test_run_takes_any_awaitable() -> None:
 
 def test_run_names_the_task_after_the_coroutine() -> None:
     async def name() -> str:
-        task = asyncio.current_task()
-        assert task is not None
-        coroutine = task.get_coro()
-        assert coroutine is not None
-        return coroutine.__qualname__
+        return repr(asyncio.current_task())
 
-    assert run(name()).endswith("name")
+    assert "name() running" in run(name())
 
 
 async def numbers() -> AsyncIterator[int]:

@@ -237,12 +237,12 @@ async def test_another_loop_or_thread_gets_an_error_that_names_the_fix() -> None
 async def test_request_that_can_never_fit_fails_at_once() -> None:
     """It says what it needs, what is free and who holds most; what runs is not disturbed."""
     async with engine(cache_tokens=8 * PAGE) as llm:
-        big = await llm.create_block("big holder")
+        big, new = await llm.create_blocks("big holder", "new")
         await llm.forward(tokens(70), big)
         before, memory = contents(llm), free_memory(llm)
         llm.pause()  # nothing could ever be freed
         with pytest.raises(CacheFullError, match="big holder") as caught:
-            await llm.forward(tokens(9 * PAGE))
+            await llm.forward(tokens(9 * PAGE), new)
         assert str(memory[0]) in str(caught.value)
         llm.resume()
         assert (contents(llm), free_memory(llm)) == (before, memory)

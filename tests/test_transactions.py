@@ -137,6 +137,24 @@ async def test_cancelled_while_waiting_to_begin() -> None:
         assert block.token_ids == START + MORE
 
 
+async def test_cancelled_at_any_moment_of_its_beginning() -> None:
+    """Also between the moment when it has its blocks and the one when its task goes on."""
+    async with engine() as llm:
+        block = await block_with(llm, START, "block")
+
+        async def change() -> None:
+            async with llm.transaction(block):
+                await llm.forward(MORE, block)
+
+        for count in range(12):
+            changing = asyncio.create_task(change())
+            await turns(count)
+            changing.cancel()
+            await answer_of(changing)
+            await llm.replace(block, START)
+        assert block.token_ids == START
+
+
 async def test_writers_wait_until_it_ends() -> None:
     """A forward and an append that were asked for outside, in their order."""
     async with engine() as llm:
