@@ -14,10 +14,9 @@ from typing import Any
 _SIGNS = (
     ("COLAB_RELEASE_TAG", "Google Colab"),
     ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle"),
-    ("VSCODE_PID", "VS Code"),
-    ("VSCODE_CWD", "VS Code"),
     ("JPY_SESSION_NAME", "JupyterLab or Notebook"),
-    ("BINDER_LAUNCH_HOST", "Binder"),
+    ("VSCODE_PID", "VS Code"),  # also below a JupyterLab that was started in its terminal
+    ("VSCODE_CWD", "VS Code"),
 )
 """Variables that a host sets for its kernels; the first that is there decides."""
 
@@ -57,8 +56,7 @@ def host_name() -> str:
         return "no notebook (plain Python)"
     if getattr(current, "kernel", None) is None:
         return "a terminal (IPython)"
-    if (
-        "__vsc_ipynb_file__" in current.user_ns
-    ):  # set for each notebook; the variables are inherited
+    if "__vsc_ipynb_file__" in current.user_ns:  # set in each of its notebooks
         return "VS Code"
-    return next((name for sign, name in _SIGNS if sign in os.environ), "a kernel without a browser")
+    hosts = (name for sign, name in _SIGNS if os.environ.get(sign))
+    return next(hosts, "a kernel without a browser")

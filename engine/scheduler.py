@@ -160,7 +160,18 @@ class Scheduler:
             may_write(record, operation.transaction)
             and record.pending is None
             and self.is_first(operation, record)
+            and not self._is_read_by_last_token(record, operation)
             for record in operation.writes
+        )
+
+    def _is_read_by_last_token(self, record: BlockRecord, operation: Operation) -> bool:
+        """Does the last token of a stream that has ended still have to be encoded under this block?
+        What comes after a stream's end must not change what the stream wrote."""
+        return any(
+            pending.stream.ended
+            and pending.order < operation.order
+            and any(block._record is record for block in pending.view[:-1])
+            for pending in self.runnable_pending()
         )
 
     def is_due(self, encoding: Encoding) -> bool:

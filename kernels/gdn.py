@@ -49,11 +49,12 @@ def gated_delta_chunk(
 
         (I + tril(β_t exp(G_t − G_i) k_t·k_i, −1)) D = β_t (W_t − exp(G_t) X k_t)
     """
-    total = log_decay.cumsum(1)
-    # The decay between two tokens; 0 where the second is the later one, and exp could overflow.
+    # Sums and their differences in float64: behind a strong decay float32 would lose weak ones.
+    total = log_decay.cumsum(1, dtype=torch.float64)
     later = torch.ones(key.shape[1], key.shape[1], dtype=torch.bool, device=key.device).triu(1)
-    between = (total[:, :, None] - total[:, None, :]).masked_fill_(later, -torch.inf).exp_()
-    since_start = total.exp()[:, :, None]
+    between = (total[:, :, None] - total[:, None, :]).float()
+    between = between.masked_fill_(later, -torch.inf).exp_()  # masked first: exp could overflow
+    since_start = total.float().exp()[:, :, None]
     wanted = _stacked(value, pair.shape[1]) - since_start * torch.bmm(key, pair.mT)
     system = torch.bmm(key, key.mT) * between * beta[:, :, None]
     # Only what lies below the diagonal is read: the diagonal counts as ones.
@@ -62,7 +63,7 @@ def gated_delta_chunk(
     )
     read = since_start * torch.bmm(query, pair.mT)
     read.baddbmm_(torch.bmm(query, key.mT) * between, written)
-    until_end = (total[:, -1:] - total).exp()[:, :, None]
+    until_end = between[:, -1, :, None]
     new_pair = torch.baddbmm(pair * since_start[:, -1:], (written * until_end).mT, key)
     return read, new_pair
 

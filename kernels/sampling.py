@@ -46,7 +46,7 @@ def sample(
         # The largest becomes 0 first: a tiny temperature must not make infinities of finite logits.
         scaled = (allowed - allowed.amax(-1, keepdim=True)) / temperature[warm, None]
         filters = (top_k[warm], top_p[warm], min_p[warm], uniform[warm])
-        ids[warm] = _draw(scaled.softmax(-1), *filters)
+        ids[warm] = _draw(scaled, *filters)
     return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
@@ -59,44 +59,54 @@ def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
     return logits.index_put((rows, tokens), logits.new_tensor(-torch.inf))
 
 
-def _draw(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """Ids drawn from `probs` [n, vocab]: from the beginning of the order where that decides."""
-    vocab = probs.shape[1]
-    limit = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
-    per_row = (probs.sum(-1, dtype=torch.float64), limit, top_p, min_p, uniform)
-    begin, tokens = probs.topk(min(BEGINNING, vocab), sorted=False)
-    tokens, by_id = tokens.sort()
-    begin, order = begin.gather(1, by_id).sort(descending=True, stable=True)
-    rank, decided = _pick(begin, *per_row)
-    ids = tokens.gather(1, order).gather(1, rank[:, None])[:, 0]
+def _draw(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """Ids drawn from `logits` [n, vocab]: from the beginning of the order where that decides."""
+    vocab = logits.shape[1]
+    probs = logits.softmax(-1)
+    top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
+    per_row = (probs.sum(-1, dtype=torch.float64), top_k, top_p, min_p, uniform)
+    # Equal logits stand in the order of their ids: sorted by id first, then by logit, stably.
+    tokens = logits.topk(min(BEGINNING, vocab), sorted=False).indices.sort().values
+    order = logits.gather(1, tokens).argsort(descending=True, stable=True)
+    tokens = tokens.gather(1, order)
+    rank, decided = _pick(probs.gather(1, tokens), vocab, *per_row)
+    ids = tokens.gather(1, rank[:, None])[:, 0]
     rest = torch.nonzero(~decided)[:, 0]
-    if rest.numel() and vocab > BEGINNING:
-        whole, order = probs[rest].sort(descending=True, stable=True)
-        rank, _ = _pick(whole, *(values[rest] for values in per_row))
-        ids[rest] = order.gather(1, rank[:, None])[:, 0]
+    if rest.numel():
+        tokens = logits[rest].argsort(descending=True, stable=True)
+        rank, _ = _pick(probs[rest].gather(1, tokens), vocab, *(x[rest] for x in per_row))
+        ids[rest] = tokens.gather(1, rank[:, None])[:, 0]
     return ids
 
 
 def _pick(
-    probs: Tensor, total: Tensor, limit: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    probs: Tensor,
+    vocab: int,
+    total: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The rank drawn from the beginning of each row's sorted order, and whether it is certain.
 
-    `probs` [n, c], descending; `total` [n] float64 is the sum of the whole row, `limit` [n] its
-    top-k.
+    `probs` [n, c], descending, are the beginning of `vocab` probabilities that sum to `total` [n],
+    float64. It decides unless a filter or the drawn number reaches beyond it.
     """
     count = probs.shape[1]
+    rank = torch.arange(count, device=probs.device)
     reached = probs.cumsum(-1, dtype=torch.float64)
-    by_top_k = reached.gather(1, (limit - 1).clamp(max=count - 1)[:, None])[:, 0]
-    by_top_k = torch.where(limit <= count, by_top_k, total)
+    by_top_k = reached.gather(1, (top_k - 1).clamp(max=count - 1)[:, None])[:, 0]
+    by_top_k = torch.where(top_k == vocab, total, by_top_k)
     keep = (
-        (torch.arange(count, device=probs.device) < limit[:, None])
+        (rank < top_k[:, None])
         & (reached - probs < (top_p * by_top_k)[:, None])
         & (probs >= min_p[:, None] * probs[:, :1])
     )
-    whole_row = (limit > count) & (top_p >= 1) & (min_p <= 0)
-    mass = torch.where(whole_row, total, (probs * keep).sum(-1, dtype=torch.float64))
+    unfiltered = (top_k == vocab) & (top_p >= 1) & (min_p <= 0)
+    mass = torch.where(unfiltered, total, (probs * keep).sum(-1, dtype=torch.float64))
     target = uniform * mass
-    rank = (reached <= target[:, None]).sum(-1)
-    decided = ~keep[:, -1] | (whole_row & (reached[:, -1] > target))
-    return torch.minimum(rank, keep.sum(-1) - 1), decided
+    chosen = torch.minimum((reached <= target[:, None]).sum(-1), keep.sum(-1) - 1)
+    ends_here = ~keep[:, -1] | (unfiltered & (reached[:, -1] > target))
+    known_top_k = (top_k <= count) | (top_k == vocab)
+    return chosen, (known_top_k & ends_here) | (count == vocab)

@@ -202,3 +202,27 @@ class Memory:
             "kept_new": torch.tensor(new),
             "kept_old": torch.tensor(old),
         }
+
+
+def pieces(total: int, sizes: Sequence[int]) -> list[range]:
+    """`total` tokens cut into consecutive ranges of the given sizes, over and over."""
+    cuts, start, i = [], 0, 0
+    while start < total:
+        stop = min(total, start + sizes[i % len(sizes)])
+        cuts.append(range(start, stop))
+        start, i = stop, i + 1
+    return cuts
+
+
+def encode(
+    memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]
+) -> Tensor:
+    """Logits of all tokens, written into blocks of the given sizes in chunks of the given sizes."""
+    view: list[Laid] = []
+    logits: list[Tensor] = []
+    for block in pieces(len(tokens), blocks):
+        view.append(Laid())
+        for chunk in pieces(len(block), chunks):
+            part = [tokens[block[i]] for i in chunk]
+            logits += memory.step([Request(view, part)])
+    return torch.cat(logits)

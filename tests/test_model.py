@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laid_out import Laid, Memory, Request
+from laid_out import Laid, Memory, Request, encode, pieces
 from torch import Tensor
 
 from asyncllm_nb.engine.config import ModelConfig
@@ -56,30 +55,6 @@ def expected(family: str, seed: int = 0) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = transformers_model(family)(torch.tensor([sequence(family, seed)])).logits
     return logits[0]
-
-
-def pieces(total: int, sizes: Sequence[int]) -> list[range]:
-    """`total` tokens cut into consecutive ranges of the given sizes, over and over."""
-    cuts, start, i = [], 0, 0
-    while start < total:
-        stop = min(total, start + sizes[i % len(sizes)])
-        cuts.append(range(start, stop))
-        start, i = stop, i + 1
-    return cuts
-
-
-def encode(
-    memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]
-) -> Tensor:
-    """Logits of all tokens, written into blocks of the given sizes in chunks of the given sizes."""
-    view: list[Laid] = []
-    logits: list[Tensor] = []
-    for block in pieces(len(tokens), blocks):
-        view.append(Laid())
-        for chunk in pieces(len(block), chunks):
-            part = [tokens[block[i]] for i in chunk]
-            logits += memory.step([Request(view, part)])
-    return torch.cat(logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

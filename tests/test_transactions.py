@@ -303,6 +303,43 @@ async def test_crossed_transactions_do_not_deadlock() -> None:
         assert [block.num_tokens for block in (a, b, c)] == [32, 36, 28]
 
 
+async def test_reads_inside_do_not_wait_for_those_who_wait_for_its_end() -> None:
+    """A second transaction stands in line for both blocks; a fork and a merge inside pass it."""
+    async with engine() as llm:
+        a, b = await block_with(llm, START, "a"), await block_with(llm, MORE, "b")
+        started = asyncio.Event()
+
+        async def wait_for_both() -> None:
+            await started.wait()
+            async with llm.transaction(b, a):
+                pass
+
+        waiting = asyncio.create_task(wait_for_both())
+        async with llm.transaction(a):
+            started.set()
+            await turns()
+            assert (await llm.fork(b)).token_ids == MORE
+            assert (await llm.merge_blocks(b, a)).token_ids == MORE + START
+            assert not waiting.done()
+        await waiting
+
+
+async def test_two_transactions_read_each_others_blocks() -> None:
+    """Each sees the other's as they were at the start."""
+    async with engine() as llm:
+        a, b = await block_with(llm, START, "a"), await block_with(llm, MORE, "b")
+        inside = asyncio.Barrier(2)
+
+        async def change(mine: CacheBlock, other: CacheBlock) -> list[int]:
+            async with llm.transaction(mine):
+                await llm.forward([5], mine)
+                await inside.wait()
+                await look(llm, other)
+                return (await llm.fork(other)).token_ids
+
+        assert await asyncio.gather(change(a, b), change(b, a)) == [MORE, START]
+
+
 async def test_it_waits_for_its_turn() -> None:
     """What was asked for before it is written before it; what it reads at its start is that."""
     async with engine(max_batch_tokens=16) as llm:
