@@ -11,8 +11,8 @@ from .serving import StepCall
 
 
 def pause(engine: Engine) -> None:
-    """Make no further step. The one that runs ends; what is asked for waits. Any thread may call it
-    through ``loop.call_soon_threadsafe``."""
+    """Make no further step. The one that runs ends; what is asked for waits."""
+    engine.check_thread()
     engine.paused = True
     drains, engine.server.drains = engine.server.drains, []
     for future in drains:
@@ -23,6 +23,7 @@ def pause(engine: Engine) -> None:
 
 def resume(engine: Engine) -> None:
     """Go on after `pause`."""
+    engine.check_thread()
     engine.paused = False
     engine.forget_pause_notice()
     engine.wake()

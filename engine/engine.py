@@ -132,6 +132,14 @@ class Engine:
                 name=f"asyncllm_nb engine {self.name}",
             )
 
+    def check_thread(self) -> None:
+        """Raise RuntimeError on another thread than that of the engine's loop."""
+        if self.is_bound and threading.get_ident() != self._thread:
+            raise RuntimeError(
+                f"engine {self.name!r} belongs to another thread's event loop: from this one call "
+                "loop.call_soon_threadsafe(...) with that loop"
+            )
+
     def wake(self) -> None:
         """Something changed: look again what can run. From the engine's loop."""
         self._wake.set()
@@ -415,12 +423,19 @@ class Engine:
     def forget_pause_notice(self) -> None:
         self._told_paused = False
 
+    def fail(self, error: Exception) -> None:
+        """A fault of the engine's own: nobody may go on to wait for it, nor use what it left."""
+        self.closed = True
+        closed = EngineClosedError(f"engine {self.name!r} failed and is closed: {error!r}")
+        closed.__cause__ = error
+        self.server.end_all(closed)
+
     def close_now(self) -> None:
         """Close, waiting for the running step at most; storage is given back on return."""
         if self.closed:
             return
         self.closed = True
-        self.server.end_all()
+        self.server.end_all(EngineClosedError(f"engine {self.name!r} was closed meanwhile"))
         self.executor.shutdown(wait=True)
         self.runner.close()
         self.wake()

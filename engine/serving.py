@@ -69,7 +69,11 @@ class Server:
             engine = ref()
             if engine is None or engine.closed:
                 return
-            busy = await engine.server.round()
+            try:
+                busy = await engine.server.round()
+            except Exception as error:
+                engine.fail(error)
+                raise
             del engine
             if not busy:
                 await wake.wait()
@@ -160,10 +164,9 @@ class Server:
                 if not drain.done():
                     drain.set_result(None)
 
-    def end_all(self) -> None:
-        """The engine closes: streams end, everybody who waits gets an error."""
+    def end_all(self, error: EngineClosedError) -> None:
+        """The engine closes: streams end, everybody who waits gets `error`."""
         engine = self.engine
-        error = EngineClosedError(f"engine {engine.name!r} was closed meanwhile")
         for stream in list(engine.scheduler.streams):
             stream.finish("cancelled")
         futures: list[asyncio.Future[Any]] = [

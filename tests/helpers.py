@@ -194,6 +194,11 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return random.Random(f"{count}/{seed}").choices(range(5, 90), k=count)
 
 
+def only(*allowed: int) -> list[int]:
+    """What to forbid so that nothing but `allowed` is drawn."""
+    return [i for i in range(vocab_size(checkpoint())) if i not in allowed]
+
+
 def contents(llm: AsyncLLM) -> dict[str, tuple[int, int, list[int]]]:
     """Every live block: its id, version and tokens."""
     return {name: (b.id, b.version, b.token_ids) for name, b in llm.blocks.items()}

@@ -7,6 +7,7 @@ boundary. Only a second stream into the same block waits for the first one's end
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from helpers import (
@@ -27,7 +28,7 @@ from literal import LiteralBlock
 from asyncllm_nb import TokenStream
 
 PROMPT = tokens(18)
-SAMPLED = {"temperature": 1.0, "seed": 5}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 
 
 async def read_ids(stream: TokenStream) -> list[int]:
@@ -50,7 +51,7 @@ async def test_all_kinds_of_writes_keep_their_order() -> None:
         block, extra = await llm.create_blocks("block", "extra")
         await llm.forward(tokens(5), extra)
         first, second, third = (tokens(40, seed=n) for n in range(3))
-        asked = [
+        asked: list[Any] = [
             llm.forward(first, block),
             llm.append_block(block, extra),
             llm.fork(block, name="early"),

@@ -36,12 +36,12 @@ PROMPT = tokens(40)
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3}
 
 
-def rows_of(llm: AsyncLLM, name: str) -> list[tuple[int, RowRecord]]:
+def rows_of(llm: AsyncLLM, name: str | None) -> list[tuple[int, RowRecord]]:
     """All rows of a stream or request: (step number, row)."""
     return [(s.number, row) for s in llm.trace.steps for row in s.rows if row.name == name]
 
 
-def view_read(llm: AsyncLLM, token: Token, name: str) -> dict[str, int]:
+def view_read(llm: AsyncLLM, token: Token, name: str | None) -> dict[str, int]:
     """The versions that were read by the row which the token was sampled from."""
     (row,) = (row for number, row in rows_of(llm, name) if number == token.step)
     return dict(row.view)
@@ -152,7 +152,7 @@ async def test_every_row_reads_what_the_trace_says(family: str) -> None:
     """Coroutines at full speed: each token's probability follows from the versions that it read."""
     async with engine(family, max_batch_tokens=24) as llm:
         prompt, left, right, notes = await llm.create_blocks("prompt", "left", "right", "notes")
-        made: dict[tuple[int, str], Token] = {}
+        made: dict[tuple[int, str | None], Token] = {}
 
         async def speak(view: list[CacheBlock], size: int) -> None:
             stream = llm.generate(tokens(size), view, max_tokens=14, **SAMPLED)

@@ -19,7 +19,7 @@ from helpers import BOTH_KINDS, HANG_SECONDS, Bench, no_deadlock, tokens, turns
 
 from asyncllm_nb import AsyncLLM, CacheBlock, CacheFullError
 
-SCENARIOS = 75
+SCENARIOS = 200
 PAGE = 16
 POOLS = {
     "tiny": {"cache_tokens": 12 * PAGE, "max_blocks": 9, "max_batch_tokens": 16},
@@ -218,7 +218,7 @@ async def nothing() -> None:
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("family", BOTH_KINDS)
 def test_scenarios(bench: Bench, family: str, pool: str) -> None:
-    """75 seeds for each of four engines."""
+    """Two hundred seeds for each of four engines."""
     answered = 0
     for seed in range(SCENARIOS):
         llm = bench.engine(family, **POOLS[pool])

@@ -29,7 +29,7 @@ async def read_ids(stream: TokenStream) -> list[int]:
     return [token.id async for token in stream]
 
 
-def steps_of(llm: AsyncLLM, name: str) -> list[int]:
+def steps_of(llm: AsyncLLM, name: str | None) -> list[int]:
     """Numbers of the steps with a row of this stream."""
     return [step.number for step in llm.trace.steps if any(r.name == name for r in step.rows)]
 

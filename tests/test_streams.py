@@ -9,6 +9,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from helpers import (
@@ -29,7 +30,7 @@ from asyncllm_nb import AsyncLLM, CacheBlock, EngineClosedError, Token, TokenStr
 
 PROMPT = tokens(21)
 INPUT = tokens(3, seed=1)
-SAMPLED = {"temperature": 1.0, "seed": 7}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Case:
     iterator: AsyncIterator[Token] | None = None  # kept, so that only the ending ends it
     got: list[int] = field(default_factory=list)
 
-    def start(self, **options: object) -> TokenStream:
+    def start(self, **options: Any) -> TokenStream:
         self.stream = self.llm.generate(INPUT, self.view, **(SAMPLED | options))
         return self.stream
 
