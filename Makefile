@@ -24,7 +24,7 @@ EXTRAS_cpu := test,dev
 EXTRAS_gpu := test,dev,gpu
 STAMP := $(VENV)/installed-$(ACCELERATOR)
 
-.PHONY: install lab demo test lint bench model chromium clean-build
+.PHONY: install lab demo test lint bench model chromium overlays clean-build
 
 install: $(STAMP)
 
@@ -73,7 +73,17 @@ chromium:
 	  fi; \
 	fi
 
-test: install clean-build chromium model
+# Older ipykernels for the browser tests: each hides the installed one in kernels that find it first.
+OVERLAYS := $(foreach version,6.31.0 7.3.0,$(VENV)/overlays/ipykernel-$(version))
+
+overlays: $(OVERLAYS)
+
+$(VENV)/overlays/ipykernel-%: | $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part \
+	  ipykernel==$* nest-asyncio==1.6.0
+	mv $@.part $@
+
+test: install clean-build chromium overlays model
 	$(RUN) tests/run_parts.py
 
 bench: model

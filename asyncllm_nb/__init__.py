@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .engine.streams import TokenStream as TokenStream
     from .llm import AsyncLLM as AsyncLLM
     from .llm import ForwardOutput as ForwardOutput
+    from .magics import load_ipython_extension as load_ipython_extension
     from .run import run as run
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOMES = {
     "Token": "engine.streams",
     "TokenStream": "engine.streams",
     "check": "check",
+    "load_ipython_extension": "magics",
     "run": "run",
 }
 

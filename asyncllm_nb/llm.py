@@ -15,13 +15,14 @@ from torch import Tensor
 
 from . import chat
 from .engine import control, operations
-from .engine.batch import PAGE_TOKENS
 from .engine.blocks import CacheBlock
 from .engine.build import build_engine
 from .engine.config import ModelConfig
+from .engine.continuing import may_go_on
+from .engine.integrity import check_integrity
 from .engine.probing import probe
 from .engine.requests import Encoding, Operation
-from .engine.sampling import SamplingParams, parse_forbidden
+from .engine.sampling import SamplingParams, parse_forbidden, stream_seed
 from .engine.streams import TokenStream
 from .engine.text import StopRule
 from .engine.trace import Trace
@@ -30,11 +31,12 @@ from .engine.views import NO_KEPT_LOGITS, check_block, check_length, check_view,
 from .inputs import Inputs, choice_ids, known_keywords, token_ids
 from .models import resolve
 from .notebook import close_earlier, install_displays, remember
-from .snapshots import snapshot
+from .snapshots import snapshot, stats
 
 View = CacheBlock | Sequence[CacheBlock]
 Logits = Literal["last", "all", "none"]
 Stop = str | int | Collection[str | int]
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
@@ -98,7 +100,6 @@ class AsyncLLM:
             max_batch_tokens=max_batch_tokens,
             seed=seed,
         )
-        self._weights_bytes = self._engine.runner.decoder.weights.nbytes
         install_displays(self._engine)
         remember(self._engine, str(folder))
 
@@ -161,9 +162,7 @@ class AsyncLLM:
         return ForwardOutput(view[-1], rows if logits == "all" else rows[-1])
 
     @known_keywords
-    async def replace(
-        self, block: CacheBlock, inputs: Inputs, cache_view: View | None = None
-    ) -> CacheBlock:
+    async def replace(self, block: CacheBlock, inputs: Inputs, cache_view: View | None = None) -> CacheBlock:
         """Clear `block` and encode `inputs` into it, in one change: readers see the old or the new.
 
         `cache_view`: the blocks to read meanwhile; None: nothing but the block itself.
@@ -315,13 +314,13 @@ class AsyncLLM:
             top_p=top_p,
             top_k=top_k,
             min_p=min_p,
-            seed=engine.stream_seed(seed),
+            seed=stream_seed(seed, engine.seed, engine.num_streams),
             forbidden=parse_forbidden(forbid, engine.codec, engine.config.vocab_size),
         )
         stop_rule = StopRule.parse(stop, engine.codec)
         check_length(engine, view, len(ids or ()))
         transaction = engine.current_transaction()
-        if ids is None and not engine.may_go_on(view, transaction):
+        if ids is None and not may_go_on(engine, view, transaction):
             raise ValueError(NO_KEPT_LOGITS)
         if not view:
             view = (engine.make_block(None, transaction),)
@@ -431,33 +430,7 @@ class AsyncLLM:
 
     def stats(self) -> dict[str, Any]:
         """Numbers of this moment: memory (bytes, pages, slots), steps, tokens, what waits."""
-        engine, budget = self._engine, self._budget
-        memory, stepper, scheduler = engine.memory, engine.server.stepper, engine.scheduler
-        return {
-            "model": self._model,
-            "device": str(engine.runner.device),
-            "dtype": str(engine.runner.cache.keys.dtype).removeprefix("torch."),
-            "weights_bytes": self._weights_bytes,
-            "cache_tokens": budget.num_pages * PAGE_TOKENS,
-            "max_blocks": budget.num_slots,
-            "max_batch_tokens": engine.max_batch_tokens,
-            "page_tokens": PAGE_TOKENS,
-            "page_bytes": budget.page_bytes,
-            "slot_bytes": budget.slot_bytes,
-            "pages": memory.pages.size,
-            "pages_free": memory.pages.num_free,
-            "slots": memory.slots.size,
-            "slots_free": memory.slots.num_free,
-            "blocks": len(engine.blocks),
-            "steps": stepper.num_steps,
-            "tokens_encoded": stepper.num_encoded,
-            "tokens_generated": engine.num_generated,
-            "streams": len(scheduler.streams),
-            "queued": len(scheduler.requests),
-            "waiting_for_memory": sum(1 for _ in scheduler.memory_waiters()),
-            "paused": engine.paused,
-            "closed": engine.closed,
-        }
+        return stats(self._engine, self._model, self._budget)
 
     def snapshot(self) -> dict[str, Any]:
         """What the dashboard draws, as plain numbers and strings."""
@@ -485,7 +458,7 @@ class AsyncLLM:
 
     def check_integrity(self) -> None:
         """Assert that every page and slot is counted once per holder. For tests; between steps."""
-        self._engine.check_integrity()
+        check_integrity(self._engine)
 
     def __repr__(self) -> str:
         engine = self._engine

@@ -9,6 +9,7 @@ from typing import Any
 
 from .engine.batch import PAGE_TOKENS
 from .engine.blocks import BlockRecord, CacheBlock
+from .engine.build import Budget
 from .engine.engine import Engine
 from .engine.streams import TokenStream
 
@@ -16,6 +17,36 @@ TEXT_TAIL = 400
 """Characters of a text's end that a snapshot holds."""
 TOKEN_TAIL = 160
 """Tokens that are decoded for that."""
+
+
+def stats(engine: Engine, model: str, budget: Budget) -> dict[str, Any]:
+    """Numbers of this moment: memory (bytes, pages, slots), steps, tokens, what waits."""
+    memory, stepper, scheduler = engine.memory, engine.server.stepper, engine.scheduler
+    return {
+        "model": model,
+        "device": str(engine.runner.device),
+        "dtype": str(engine.runner.cache.keys.dtype).removeprefix("torch."),
+        "weights_bytes": budget.weights_bytes,
+        "cache_tokens": budget.num_pages * PAGE_TOKENS,
+        "max_blocks": budget.num_slots,
+        "max_batch_tokens": engine.max_batch_tokens,
+        "page_tokens": PAGE_TOKENS,
+        "page_bytes": budget.page_bytes,
+        "slot_bytes": budget.slot_bytes,
+        "pages": memory.pages.size,
+        "pages_free": memory.pages.num_free,
+        "slots": memory.slots.size,
+        "slots_free": memory.slots.num_free,
+        "blocks": len(engine.blocks),
+        "steps": stepper.num_steps,
+        "tokens_encoded": stepper.num_encoded,
+        "tokens_generated": engine.num_generated,
+        "streams": len(scheduler.streams),
+        "queued": len(scheduler.requests),
+        "waiting_for_memory": sum(1 for _ in scheduler.memory_waiters()),
+        "paused": engine.paused,
+        "closed": engine.closed,
+    }
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:

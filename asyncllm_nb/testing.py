@@ -152,10 +152,7 @@ def make_checkpoint(
     prefix = TEXT_PREFIXES[0] if nested else TEXT_PREFIXES[-1]
     _save(
         folder,
-        {
-            name.replace(TEXT_PREFIXES[-1], prefix, 1): tensor.to(dtype)
-            for name, tensor in tensors.items()
-        },
+        {name.replace(TEXT_PREFIXES[-1], prefix, 1): tensor.to(dtype) for name, tensor in tensors.items()},
         shards,
     )
     if tokenizer:
@@ -166,15 +163,10 @@ def make_checkpoint(
 def random_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     """The float32 tensors of a well-conditioned random checkpoint, by their names in the file."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: _random(name, shape, config, generator)
-        for name, shape in tensor_shapes(config).items()
-    }
+    return {name: _random(name, shape, config, generator) for name, shape in tensor_shapes(config).items()}
 
 
-def _random(
-    name: str, shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator
-) -> Tensor:
+def _random(name: str, shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator) -> Tensor:
     noise = torch.randn(shape, generator=generator)
     uniform = torch.rand(shape, generator=generator)
     if name.endswith("embed_tokens.weight"):
@@ -184,9 +176,7 @@ def _random(
         return 0.2 * noise if added else 1.0 + 0.2 * noise
     if name.endswith("conv1d.weight"):
         return 0.5 * noise
-    if name.endswith(
-        "A_log"
-    ):  # every other head remembers for long, the rest as transformers draws
+    if name.endswith("A_log"):  # every other head remembers for long, the rest as transformers draws
         slow = torch.arange(shape[0]) % 2 == 0
         return torch.where(slow, 0.001 + 0.099 * uniform, 0.01 + 15.99 * uniform).log()
     if name.endswith("dt_bias"):
@@ -196,9 +186,7 @@ def _random(
     return noise * (0.5 / math.sqrt(shape[-1]))
 
 
-def _config(
-    family: str, nested: bool, dtype: torch.dtype, overrides: dict[str, Any]
-) -> dict[str, Any]:
+def _config(family: str, nested: bool, dtype: torch.dtype, overrides: dict[str, Any]) -> dict[str, Any]:
     name = str(dtype).removeprefix("torch.")
     text = {**COMMON, **SIZES[family], **overrides, "dtype": name}
     if not nested:
@@ -239,9 +227,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(marker, special=True, normalized=False) for marker in MARKERS]
-    )
+    tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in MARKERS])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

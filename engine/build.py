@@ -6,7 +6,7 @@ Knows how much memory there is and what pages and slots cost. Knows nothing of r
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Budget:
     num_slots: int  # 0 without Gated DeltaNet layers
     page_bytes: int
     slot_bytes: int
+    weights_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -189,9 +190,7 @@ def build_engine(
     else:
         weights = load_weights(folder, config, chosen, chosen_dtype)
         budget = plan_budget(config, chosen_dtype, free_memory(chosen), cache_tokens, max_blocks)
-    cache = CacheTensors.allocate(
-        config, budget.num_pages + 1, budget.num_slots + 1, chosen, chosen_dtype
-    )
+    cache = CacheTensors.allocate(config, budget.num_pages + 1, budget.num_slots + 1, chosen, chosen_dtype)
     engine = Engine(
         config,
         Codec(load_tokenizer(folder)),
@@ -201,4 +200,4 @@ def build_engine(
         max_batch_tokens=max_batch_tokens,
         seed=seed,
     )
-    return engine, budget
+    return engine, replace(budget, weights_bytes=weights.nbytes)

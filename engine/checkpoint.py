@@ -136,12 +136,9 @@ class Checkpoint:
             found = tuple(self._files[name].get_slice(name).get_shape())
             if found != shape:
                 raise ModelError(
-                    f"{self.folder}: {name} has shape {list(found)},"
-                    f" but config.json asks for {list(shape)}"
+                    f"{self.folder}: {name} has shape {list(found)}, but config.json asks for {list(shape)}"
                 )
-        unexpected = [
-            name for name in self._files if name not in expected and not _ignored(name, config)
-        ]
+        unexpected = [name for name in self._files if name not in expected and not _ignored(name, config)]
         if unexpected:
             raise ModelError(
                 f"{self.folder}: {_listed(unexpected)} not known to family {config.family};"
@@ -164,9 +161,7 @@ def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"{index} is not a safetensors index: {error!r}") from error
         paths = [folder / name for name in names]
@@ -174,9 +169,7 @@ def _shards(folder: Path) -> list[Path]:
         paths = sorted(folder.glob("*.safetensors"))
     for path in paths:
         if not path.exists():
-            raise ModelError(
-                f"{index} names {path.name}, which is not there; fetch the folder again"
-            )
+            raise ModelError(f"{index} names {path.name}, which is not there; fetch the folder again")
     if not paths:
         raise ModelError(f"{folder} holds no *.safetensors file")
     return paths

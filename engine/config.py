@@ -125,9 +125,7 @@ class ModelConfig:
         return cls.from_dict(data, extra_eos=extra_eos)
 
     @classmethod
-    def from_dict(
-        cls, data: Mapping[str, Any], *, extra_eos: int | list[int] | None = None
-    ) -> ModelConfig:
+    def from_dict(cls, data: Mapping[str, Any], *, extra_eos: int | list[int] | None = None) -> ModelConfig:
         """The same from a parsed ``config.json``; `extra_eos` are further end tokens."""
         family, text = _text_part(data)
         _refuse_unsupported(family, data, text)
@@ -135,9 +133,7 @@ class ModelConfig:
         hidden, heads = _integer(text, "hidden_size"), _integer(text, "num_attention_heads")
         kv_heads = text.get("num_key_value_heads") or heads
         if heads % kv_heads:
-            raise ModelError(
-                f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
-            )
+            raise ModelError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
         layer_types = _layer_types(family, text)
         head_dim = text.get("head_dim") or traits.head_dim or hidden // heads
         max_positions = _integer(text, "max_position_embeddings")
@@ -174,9 +170,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(
-            f"cannot read {file}: {error.strerror}; a model folder needs it"
-        ) from error
+        raise ModelError(f"cannot read {file}: {error.strerror}; a model folder needs it") from error
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
@@ -240,8 +234,7 @@ def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:
     value_heads = _integer(text, "linear_num_value_heads")
     if value_heads % key_heads:
         raise ModelError(
-            f"linear_num_value_heads {value_heads} is no multiple of"
-            f" linear_num_key_heads {key_heads}"
+            f"linear_num_value_heads {value_heads} is no multiple of linear_num_key_heads {key_heads}"
         )
     return {
         "linear_key_heads": key_heads,

@@ -13,6 +13,8 @@ from .serving import StepCall
 def pause(engine: Engine) -> None:
     """Make no further step. The one that runs ends; what is asked for waits."""
     engine.check_thread()
+    if not engine.paused:
+        engine.trace.add("pause")
     engine.paused = True
     drains, engine.server.drains = engine.server.drains, []
     for future in drains:
@@ -24,6 +26,8 @@ def pause(engine: Engine) -> None:
 def resume(engine: Engine) -> None:
     """Go on after `pause`."""
     engine.check_thread()
+    if engine.paused:
+        engine.trace.add("resume")
     engine.paused = False
     engine.forget_pause_notice()
     engine.wake()

@@ -11,15 +11,18 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from .blocks import BlockRecord, CacheBlock, KeptLogits, Memory, PendingToken
+from .blocks import BlockRecord, CacheBlock, Memory, PendingToken
 from .config import ModelConfig
 from .errors import EngineClosedError
+from .instruments import Instruments
+from .naming import coroutine_name, unique_name
 from .operations import begin
+from .recording import Recorder
 from .requests import Encoding, Request
 from .runner import Runner
 from .scheduler import Scheduler
@@ -27,7 +30,7 @@ from .serving import Server
 from .streams import TokenStream
 from .text import Codec
 from .trace import Trace
-from .transactions import Transaction, current_transaction, may_write, visible_state
+from .transactions import Transaction, current_transaction, visible_state
 
 T = TypeVar("T")
 
@@ -88,6 +91,8 @@ class Engine:
         self._beating = False
         self._told_paused = False
         self.server = Server(self)
+        self.recorder = Recorder(self)
+        self.instruments = Instruments(self)
 
     # ---- the loop that it belongs to ------------------------------------------------------------
 
@@ -196,6 +201,7 @@ class Engine:
         taken = {record.name for record in self.records.values()}
         record = BlockRecord(self._next_id, unique_name(name or f"block{self._next_id}", taken))
         self.records[record.id] = record
+        self.recorder.made(record)
         block = CacheBlock(self, record)
         self._handles[record.id] = block
         weakref.finalize(block, _drop_block, weakref.ref(self), record.id).atexit = False
@@ -224,48 +230,14 @@ class Engine:
         self.memory.disown(record.state)
         record.freed = True
         self.records.pop(record.id, None)
+        self.recorder.freed(record)
 
     def discard_block(self, block: CacheBlock) -> None:
         """Forget a block that was made for a request that failed before it wrote anything."""
         if block._record.state.num_tokens == 0 and not block._record.freed:
             block._record.freed = True
             self.records.pop(block.id, None)
-
-    def view_span(self, view: tuple[CacheBlock, ...], reader: Transaction | None) -> int:
-        """Positions that a view takes, tokens to be encoded included."""
-        return sum(
-            visible_state(block._record, reader).span + (1 if block._record.pending else 0)
-            for block in view
-        )
-
-    def kept_logits(
-        self, view: tuple[CacheBlock, ...], reader: Transaction | None
-    ) -> KeptLogits | None:
-        """The logits after the last token of a view, if it was encoded under the same blocks (those
-        that are empty now aside)."""
-        states = {block.id: visible_state(block._record, reader) for block in view}
-        filled = [block.id for block in view if states[block.id].num_tokens]
-        if not filled:
-            return None
-        kept = states[filled[-1]].kept
-        if kept is None:
-            return None
-        empty = {record.id for record in self.records.values() if not record.state.num_tokens}
-        if [i for i in kept.view if i not in empty] != filled[:-1]:
-            return None
-        return kept
-
-    def may_go_on(self, view: tuple[CacheBlock, ...], reader: Transaction | None) -> bool:
-        """Could a stream without input go on after the last token of `view`? Known for sure only when
-        no write is queued; then True, and it is looked at again when the stream's turn comes."""
-        if any(block._record.writes for block in view):
-            return True
-        filled = [block._record for block in view if block._record.num_tokens]
-        pending = filled[-1].pending if filled else None
-        if pending is not None and may_write(filled[-1], reader):
-            before = [block.id for block in pending.view[:-1] if block._record.num_tokens]
-            return before == [record.id for record in filled[:-1]]
-        return self.kept_logits(view, reader) is not None
+            self.recorder.freed(block._record)
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -314,8 +286,9 @@ class Engine:
     def enlist(self, stream: TokenStream, task: asyncio.Task[Any] | None) -> None:
         """A stream is read for the first time: from now on it has a name and a place."""
         taken = {other.name for other in self.scheduler.streams if other.name}
-        stream.name = unique_name(stream.name or _coroutine_name(task), taken)
+        stream.name = unique_name(stream.name or coroutine_name(task), taken)
         self.scheduler.streams.append(stream)
+        self.recorder.stream_begun(stream, task)
         _loops.set((*_loops.get(), stream.number))
 
     def recent_streams(self) -> list[TokenStream]:
@@ -354,12 +327,6 @@ class Engine:
             self.check_ever_fits(encoding)
         self.submit(encoding)
         return encoding
-
-    def stream_seed(self, seed: int | None) -> tuple[int, ...]:
-        """What a stream's random numbers derive from: its own seed, or the engine's and a count."""
-        if seed is None:
-            return (0, _whole(self.seed), self.num_streams)
-        return (1, _whole(seed))
 
     def put_token(self, stream: TokenStream, token_id: int) -> None:
         """A token is yielded: it is in its block, and a row of the next step."""
@@ -440,64 +407,6 @@ class Engine:
         self.runner.close()
         self.wake()
 
-    # ---- checking -------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Assert that every page and slot is counted once per holder, and nothing else is held.
-
-        Holders are live blocks, yielded tokens and running requests with what they read, and open
-        transactions. Call it when no step runs.
-        """
-        stepper = self.server.stepper
-        assert not stepper.in_step, "check_integrity is for moments when no step runs"
-        if not self.closed:
-            self.clean()
-        pages: Counter[int] = Counter()
-        owners: Counter[int] = Counter()
-        slots: Counter[int] = Counter()
-        for record in self.records.values():
-            owners.update(record.state.pages)
-            slots.update([record.state.slot])
-        for draft in stepper.drafts():
-            owners.update(draft.taken)
-            slots.update([draft.slot])
-        pages.update(owners)
-        for state in stepper.held_states():
-            pages.update(state.pages)
-            slots.update([state.slot])
-        del slots[0]
-        self.memory.pages.check(dict(pages))
-        self.memory.slots.check(dict(slots))
-        actual = {page: count for page, count in enumerate(self.memory.pages.owners) if count}
-        assert actual == dict(owners), f"owners: counted {actual}, expected {dict(owners)}"
-
-
-def _whole(seed: int) -> int:
-    """A seed as the random generator takes it: not negative."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
-    return seed % (1 << 64)
-
-
-def unique_name(name: str, taken: set[str]) -> str:
-    """`name`, or ``name·2``, ``name·3``, … if it is taken."""
-    return next(candidate for candidate in _candidates(name) if candidate not in taken)
-
-
-def _candidates(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}·{number}"
-        number += 1
-
-
-def _coroutine_name(task: asyncio.Task[Any] | None) -> str:
-    """The qualified name of a task's coroutine, without the function that it is local to."""
-    name = getattr(task.get_coro(), "__qualname__", "") if task is not None else ""
-    name = name.rpartition("<locals>.")[2]
-    return "cell" if not name or "<" in name or name == "run_code" else name
-
 
 def _drop_block(ref: weakref.ref[Engine], block_id: int) -> None:
     """Finalizer of a block, on whatever thread the last reference goes."""
@@ -507,9 +416,7 @@ def _drop_block(ref: weakref.ref[Engine], block_id: int) -> None:
         engine.wake_threadsafe()
 
 
-def _waker(
-    loop: asyncio.AbstractEventLoop, wake: asyncio.Event
-) -> Callable[[weakref.ref[Engine]], None]:
+def _waker(loop: asyncio.AbstractEventLoop, wake: asyncio.Event) -> Callable[[weakref.ref[Engine]], None]:
     """Called when the engine is gone: lets its task see that."""
 
     def wake_up(_: weakref.ref[Engine]) -> None:

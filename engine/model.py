@@ -36,6 +36,7 @@ class Step:
     convolution: ConvolutionPlan | None  # None without Gated DeltaNet layers
     delta: DeltaPlan | None
     shares: list[Tensor] | None
+    queries: list[Tensor] | None
 
 
 class Decoder:
@@ -55,16 +56,22 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, cache: CacheTensors, *, shares: list[Tensor] | None = None
+        self,
+        batch: Batch,
+        cache: CacheTensors,
+        *,
+        shares: list[Tensor] | None = None,
+        queries: list[Tensor] | None = None,
     ) -> Tensor:
         """Run a step. -> float32 [M, vocab]: the logits of batch.logit_rows.
 
         Writes the rows' keys, values, pairs and convolution rows to the places that the batch
         names. Into `shares` goes, if given, each full-attention layer's share of attention per
-        block of a row's view: float32 [N, blocks of the longest view, heads].
+        block of a row's view: float32 [N, blocks of the longest view, heads]. Into `queries` go
+        its rows' queries, normalised and not turned: [N, heads, D] in the model's dtype.
         """
         eps, weights = self.config.norm_eps, self.weights
-        step = self._plan(batch, cache, shares)
+        step = self._plan(batch, cache, shares, queries)
         attention_memory = zip(cache.keys, cache.values, strict=True)
         linear_memory = zip(cache.pairs, cache.conv_rows, strict=True)
         hidden = F.embedding(batch.token_ids, weights.embedding)
@@ -79,7 +86,13 @@ class Decoder:
         wanted = rms_norm(hidden.index_select(0, batch.logit_rows), weights.final_norm, eps)
         return F.linear(wanted, weights.head).float()
 
-    def _plan(self, batch: Batch, cache: CacheTensors, shares: list[Tensor] | None) -> Step:
+    def _plan(
+        self,
+        batch: Batch,
+        cache: CacheTensors,
+        shares: list[Tensor] | None,
+        queries: list[Tensor] | None,
+    ) -> Step:
         _, kv_heads, pages, page_tokens, _ = cache.keys.shape
         attention = plan_attention(
             positions=batch.positions,
@@ -107,6 +120,7 @@ class Decoder:
             convolution=convolution,
             delta=delta,
             shares=shares,
+            queries=queries,
         )
 
     def _attention(
@@ -125,6 +139,8 @@ class Decoder:
         if weights.q_norm is not None and weights.k_norm is not None:
             query = rms_norm(query, weights.q_norm, config.norm_eps)
             key = rms_norm(key, weights.k_norm, config.norm_eps)
+        if step.queries is not None:
+            step.queries.append(query)
         key = rotate(key, step.key_rotation).to(keys.dtype)
         for pool, stored in ((keys, key), (values, value)):
             pool.flatten(1, 2).index_copy_(1, step.batch.store_index, stored.transpose(0, 1))

@@ -61,33 +61,36 @@ def _has_memory(engine: Engine, operation: Operation) -> bool:
 def make_operation(
     engine: Engine,
     kind: str,
-    blocks: Sequence[CacheBlock],
     apply: Callable[[], Any],
+    *,
+    changes: Sequence[CacheBlock] = (),
+    reads: Sequence[CacheBlock] = (),
     need: Callable[[], Need] | None = None,
 ) -> Operation:
-    """An operation on `blocks`, for the task that asks.
+    """An operation for the task that asks, in line for the blocks that it changes and those it reads.
 
     Blocks that belong to a transaction of somebody else are read as they were at its start, so the
-    operation does not stand in line for those (it may not write them: `views` has checked).
+    operation does not stand in line for those.
     """
     transaction = engine.current_transaction()
-    in_line = {
-        b.id: b._record for b in blocks if kind in WRITING or may_write(b._record, transaction)
+    changed = {block.id: block._record for block in changes}
+    read = {
+        block.id: block._record
+        for block in reads
+        if block.id not in changed and may_write(block._record, transaction)
     }
     return Operation(
         name=kind,
         order=engine.next_order(),
         transaction=transaction,
         future=engine.loop.create_future(),
-        writes=tuple(in_line.values()),
+        writes=(*changed.values(), *read.values()),
         kind=kind,
-        blocks=tuple(blocks),
+        blocks=(*changes, *reads),
         apply=apply,
         need=need,
+        only_read=frozenset(read),
     )
-
-
-WRITING = frozenset({"append", "clear", "free", "transaction"})
 
 
 # ---- what the operations do -----------------------------------------------------------------------
@@ -116,36 +119,36 @@ async def join(engine: Engine, left: BlockState, right: BlockState) -> BlockStat
     rotated again (in float32, one rounding).
     """
     memory = engine.memory
-    segments = joined_segments(left, right)
+    memory.hold(left)  # a transaction may be undone, and let go of them, while the worker runs
+    memory.hold(right)
     need = joining_need(memory, left, right)
+    segments = joined_segments(left, right)
+    pages = tuple(memory.pages.take() for _ in range(need.pages))
     slot = memory.slots.take() if need.slots else IDENTITY_SLOT
-    compacted: Segment | None = None
-    if need.pages:
-        pages = tuple(memory.pages.take() for _ in range(need.pages))
-        compacted = Segment(pages, sum(s.length for s in segments), 0)
+    compacted = (Segment(pages, sum(s.length for s in segments), 0),) if pages else None
 
     def compute() -> None:
-        if need.slots:
+        if slot:
             engine.runner.join_slots(left, right, slot)
-        if compacted is not None:
-            engine.runner.compact(segments, compacted)
+        if compacted:
+            engine.runner.compact(segments, compacted[0])
 
     try:
-        if need.slots or compacted is not None:
+        if slot or compacted:
             await engine.server.stepper.run(compute)
+        if compacted is None:
+            memory.pages.own(page for segment in segments for page in segment.pages)
+        if not need.slots:
+            memory.slots.hold(left.slot or right.slot)
     except BaseException:
+        memory.pages.disown(pages)
         memory.slots.drop(slot)
-        memory.pages.disown(compacted.pages if compacted else ())
         raise
-    if compacted is not None:
-        segments = (compacted,)
-    else:
-        memory.pages.own(page for segment in segments for page in segment.pages)
-    if not need.slots:
-        slot = left.slot or right.slot
-        memory.slots.hold(slot)
+    finally:
+        memory.drop(left)
+        memory.drop(right)
     tokens, span = left.num_tokens + right.num_tokens, left.span + right.span
-    return BlockState(segments, tokens, span, slot)
+    return BlockState(compacted or segments, tokens, span, slot or left.slot or right.slot)
 
 
 def _read(block: CacheBlock, reader: Transaction | None) -> tuple[BlockState, list[int]]:
@@ -164,12 +167,14 @@ def merge(engine: Engine, left: CacheBlock, right: CacheBlock, name: str | None)
         block = engine.make_block(name, reader)
         block._record.tokens.extend((*left_ids, *right_ids))
         block._record.commit(state)
+        read = ((left, left_state), (right, right_state))
+        engine.recorder.changed(block._record, "merge", read)
         return block
 
     def need() -> Need:
         return joining_need(engine.memory, _read(left, reader)[0], _read(right, reader)[0])
 
-    return make_operation(engine, "merge", (left, right), apply, need)
+    return make_operation(engine, "merge", apply, reads=(left, right), need=need)
 
 
 def append(engine: Engine, left: CacheBlock, right: CacheBlock) -> Operation:
@@ -181,15 +186,19 @@ def append(engine: Engine, left: CacheBlock, right: CacheBlock) -> Operation:
         right_state, right_ids = _read(right, reader)
         old = record.state
         state = await join(engine, old, right_state)
+        if record.state is not old:  # its transaction was undone while the worker ran
+            engine.memory.disown(state)
+            raise RuntimeError(f"the transaction that changed block {record.name!r} was undone")
         engine.memory.disown(old)
         record.tokens.extend(right_ids)
         record.commit(state)
+        engine.recorder.changed(record, "append", [(right, right_state)])
         return left
 
     def need() -> Need:
         return joining_need(engine.memory, left._record.state, _read(right, reader)[0])
 
-    return make_operation(engine, "append", (left, right), apply, need)
+    return make_operation(engine, "append", apply, changes=(left,), reads=(right,), need=need)
 
 
 def fork(engine: Engine, block: CacheBlock, name: str | None) -> Operation:
@@ -202,9 +211,10 @@ def fork(engine: Engine, block: CacheBlock, name: str | None) -> Operation:
         copy = engine.make_block(name or block.name, reader)
         copy._record.tokens.extend(ids)
         copy._record.commit(replace(state, version=0))
+        engine.recorder.changed(copy._record, "fork", [(block, state)])
         return copy
 
-    return make_operation(engine, "fork", (block,), apply)
+    return make_operation(engine, "fork", apply, reads=(block,))
 
 
 def clear(engine: Engine, block: CacheBlock) -> Operation:
@@ -215,8 +225,9 @@ def clear(engine: Engine, block: CacheBlock) -> Operation:
         engine.memory.disown(record.state)
         record.tokens.clear()
         record.commit(EMPTY)
+        engine.recorder.changed(record, "clear")
 
-    return make_operation(engine, "clear", (block,), apply)
+    return make_operation(engine, "clear", apply, changes=(block,))
 
 
 def free(engine: Engine, block: CacheBlock) -> Operation:
@@ -225,7 +236,7 @@ def free(engine: Engine, block: CacheBlock) -> Operation:
     async def apply() -> None:
         engine.release_block(block._record)
 
-    return make_operation(engine, "free", (block,), apply)
+    return make_operation(engine, "free", apply, changes=(block,))
 
 
 def begin(engine: Engine, transaction: Transaction) -> Operation:
@@ -234,4 +245,4 @@ def begin(engine: Engine, transaction: Transaction) -> Operation:
     async def apply() -> None:
         transaction.begin()
 
-    return make_operation(engine, "transaction", transaction.blocks, apply)
+    return make_operation(engine, "transaction", apply, changes=transaction.blocks)

@@ -30,7 +30,7 @@ class Request:
     order: int
     transaction: Transaction | None
     future: asyncio.Future[Any]
-    writes: tuple[BlockRecord, ...]  # it stands in the queue of each of these blocks
+    writes: tuple[BlockRecord, ...]  # the blocks that it stands in line for
     waits_for_memory: bool = False
 
     @property
@@ -43,8 +43,12 @@ class Request:
 
     @property
     def reads(self) -> tuple[CacheBlock, ...]:
-        """Blocks that it reads and does not write."""
+        """Blocks that it reads and does not stand in line for."""
         return ()
+
+    def changes(self, record: BlockRecord) -> bool:
+        """Does it write this block, of those that it stands in line for?"""
+        return True
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -55,6 +59,10 @@ class Operation(Request):
     blocks: tuple[CacheBlock, ...]  # all that it reads or writes, in line for or not
     apply: Callable[[], Awaitable[Any]]  # does it, and gives the asker's result
     need: Callable[[], Need] | None = None  # the memory that `apply` takes
+    only_read: frozenset[int] = frozenset()  # ids of blocks that it stands in line for just to read
+
+    def changes(self, record: BlockRecord) -> bool:
+        return record.id not in self.only_read
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -79,6 +87,7 @@ class Encoding(Request):
     draft: Draft | None = None
     num_done: int = 0
     served: int = 0  # number of the last step that had a chunk of it
+    number: int = 0  # in the recording, from its first chunk on; a stream has its own
     logits: list[Tensor] = field(default_factory=list)
 
     @property

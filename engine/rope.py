@@ -28,9 +28,7 @@ class RopeConfig:
     type: str
     theta: float
     rotary_dim: int  # the first rotary_dim elements of a head are rotated, an even number
-    mrope_section: tuple[int, ...] | None = (
-        None  # frequencies per axis, interleaved; None: one axis
-    )
+    mrope_section: tuple[int, ...] | None = None  # frequencies per axis, interleaved; None: one axis
     factor: float = 1.0  # linear, llama3, yarn
     original_max_positions: int = 0  # llama3, yarn
     low_freq_factor: float = 1.0  # llama3
@@ -58,9 +56,7 @@ class RopeConfig:
         given = dict(text.get("rope_scaling") or text.get("rope_parameters") or {})
         kind = given.get("rope_type", given.get("type", "default"))
         if kind not in ROPE_TYPES:
-            raise ModelError(
-                f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
-            )
+            raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
         partial = given.get("partial_rotary_factor", text.get("partial_rotary_factor"))
         if default_partial is None and partial not in (None, 1.0):
             raise ModelError(f"partial_rotary_factor {partial} is not supported in this family")
@@ -164,9 +160,7 @@ def _scaling(
     values: dict[str, Any] = {"original_max_positions": original}
     required = {"llama3": ("low_freq_factor", "high_freq_factor")}.get(kind, ())
     names = {field.name for field in fields(RopeConfig)} & set(given)
-    values.update(
-        {name: given[name] for name in names if given[name] is not None and name != "type"}
-    )
+    values.update({name: given[name] for name in names if given[name] is not None and name != "type"})
     values.pop("mrope_section", None)
     if kind == "yarn" and "factor" not in values:
         values["factor"] = max_positions / original

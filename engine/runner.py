@@ -19,6 +19,7 @@ from ..kernels import transitions
 from .batch import PAGE_TOKENS
 from .blocks import BlockState, Segment
 from .layout import Part, make_batch, newest_rows
+from .measuring import Floats, Measurement, PartReading, Wanted, read_states
 from .memory import CacheTensors
 from .model import Decoder
 from .sampling import SamplingParams
@@ -35,11 +36,13 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Logits of each part's wanted rows, the tokens drawn (id, logprob), and the seconds it took."""
+    """Logits of each part's wanted rows, the tokens drawn (id, logprob), the seconds it took, and
+    what was measured of each part (nothing unless it was asked for)."""
 
     logits: list[Tensor]  # one [wanted, vocab] float32 per part
     drawn: list[tuple[int, float] | None]
     seconds: float
+    readings: list[PartReading] | Exception  # an error of measuring does not fail the step
 
 
 class Runner:
@@ -52,26 +55,51 @@ class Runner:
         self._is_hybrid = decoder.config.is_hybrid
 
     @torch.inference_mode()
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> StepResult:
-        """One forward pass over all parts, and one token drawn for each part with a `Draw`."""
+    def step(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        wanted: Wanted | None = None,
+    ) -> StepResult:
+        """One forward pass over all parts, and one token drawn for each part with a `Draw`.
+
+        `wanted`: what to measure; None, as when nobody looks, measures nothing.
+        """
         started = time.perf_counter()
         copies = [p.draft.copy for p in parts if p.draft.copy and p.num_done == 0]
         if copies:
             source, target = (self._tensor(column) for column in zip(*copies, strict=True))
             page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
         batch = make_batch(parts, self._is_hybrid, self.device)
-        rows = self.decoder.forward(batch, self.cache)
+        measurement = Measurement(wanted) if wanted else None
+        if measurement is None:
+            rows = self.decoder.forward(batch, self.cache)
+        else:
+            rows = self.decoder.forward(
+                batch, self.cache, shares=measurement.shares, queries=measurement.queries
+            )
         counts = [len(part.token_ids) - part.wanted_from for part in parts]
         logits = list(rows.split(counts))
-        wanted = [
+        drawing = [
             (index, Draw(draw.params, draw.uniform, logits[index][-1]))
             for index, draw in enumerate(draws)
             if draw is not None
         ]
         drawn: list[tuple[int, float] | None] = [None] * len(parts)
-        for (index, _), token in zip(wanted, self.draw([d for _, d in wanted]), strict=True):
+        for (index, _), token in zip(drawing, self.draw([d for _, d in drawing]), strict=True):
             drawn[index] = token
-        return StepResult(logits, drawn, time.perf_counter() - started)
+        readings: list[PartReading] | Exception = []
+        if measurement is not None:
+            try:
+                readings = measurement.readings(parts, batch, self.decoder, self.cache)
+            except Exception as error:  # an instrument takes no step down: the loop reports it
+                readings = error
+        return StepResult(logits, drawn, time.perf_counter() - started, readings)
+
+    @torch.inference_mode()
+    def read_states(self, slots: Sequence[int], layers: Sequence[int]) -> dict[int, Floats]:
+        """The state after a view whose blocks have `slots`, block by block; see `measuring`."""
+        return read_states(self.decoder.config, self.cache, slots, layers)
 
     @torch.inference_mode()
     def draw(self, draws: Sequence[Draw]) -> list[tuple[int, float]]:

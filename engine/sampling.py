@@ -47,6 +47,20 @@ class SamplingParams:
         return float(np.random.default_rng([*self.seed, num_yielded]).random())
 
 
+def stream_seed(seed: int | None, engine_seed: int, num_streams: int) -> tuple[int, ...]:
+    """What a stream's random numbers derive from: its own seed, or the engine's and a running count."""
+    if seed is None:
+        return (0, _whole(engine_seed), num_streams)
+    return (1, _whole(seed))
+
+
+def _whole(seed: int) -> int:
+    """A seed as the random generator takes it: not negative. Raises TypeError."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or None, not {seed!r}")
+    return seed % (1 << 64)
+
+
 def parse_forbidden(
     forbid: str | int | Collection[str | int], codec: Codec, vocab_size: int
 ) -> tuple[int, ...]:

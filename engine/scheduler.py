@@ -135,16 +135,28 @@ class Scheduler:
         for write in record.writes:
             if write is request:
                 return True
-            if self._can_be_passed(write, record):
+            if self._can_be_passed(write, record, request):
                 continue
             return False
         raise AssertionError("the request does not stand in this line")
 
-    def _can_be_passed(self, write: Request, record: BlockRecord) -> bool:
-        """A second stream waits for the first without holding others up; whoever is outside of the
-        transaction that has the block waits for its end."""
-        second = write.opens_stream is not None and record.stream is not None
-        return second or not may_write(record, write.transaction)
+    def _can_be_passed(self, write: Request, record: BlockRecord, request: Request) -> bool:
+        """A second stream waits for the first one's end, and whoever needs a block that a transaction
+        has, for its end. The first holds nobody up on this block; the second nobody who is inside of
+        that transaction, and on the transaction's own blocks nobody."""
+        if write.opens_stream is not None and record.stream is not None:
+            return True
+        owners = [r.owner for r in write.writes if self._waits_for_owner(write, r)]
+        return any(
+            owner is record.owner or owner.includes(request.transaction)
+            for owner in owners
+            if owner is not None
+        )
+
+    @staticmethod
+    def _waits_for_owner(request: Request, record: BlockRecord) -> bool:
+        """Must it wait until a transaction gives the block back? Not to read it as it was."""
+        return request.changes(record) and not may_write(record, request.transaction)
 
     def next_operation(self, no_memory: set[int]) -> Operation | None:
         """The first operation that can be done now; `no_memory`: orders of those just tried in vain."""
@@ -156,12 +168,16 @@ class Scheduler:
         return None
 
     def _is_ready(self, operation: Operation) -> bool:
-        return all(
-            may_write(record, operation.transaction)
-            and record.pending is None
+        return all(self._is_at_rest(record, operation) for record in operation.writes)
+
+    def _is_at_rest(self, record: BlockRecord, operation: Operation) -> bool:
+        """Is it the operation's turn on this block, with every yielded token encoded?"""
+        if not may_write(record, operation.transaction):
+            return not operation.changes(record)  # it reads the block as at the transaction's start
+        return (
+            record.pending is None
             and self.is_first(operation, record)
             and not self._is_read_by_last_token(record, operation)
-            for record in operation.writes
         )
 
     def _is_read_by_last_token(self, record: BlockRecord, operation: Operation) -> bool:

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .continuing import kept_logits
 from .errors import CacheFullError, EngineClosedError
 from .operations import perform
 from .requests import Encoding
@@ -229,7 +230,7 @@ class Server:
         engine = self.engine
         for stream in list(engine.scheduler.streams):
             if stream.is_stale and may_write(stream.block._record, stream.transaction):
-                kept = engine.kept_logits(stream.view, stream.transaction)
+                kept = kept_logits(engine, stream.view, stream.transaction)
                 stream.go_on(kept.logits if kept else None)
 
     async def _draw_kept(self) -> bool:
@@ -255,7 +256,7 @@ class Server:
             assert stream is not None, "only a stream may have no input"
             if encoding.cancelled or not engine.scheduler.is_due(encoding):
                 continue
-            kept = engine.kept_logits(stream.view, stream.transaction)
+            kept = kept_logits(engine, stream.view, stream.transaction)
             if kept is None:
                 self.stepper.fail(encoding, ValueError(NO_KEPT_LOGITS))
                 continue

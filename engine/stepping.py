@@ -7,20 +7,21 @@ took goes back, and its block stays as it was.
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from .blocks import BlockState, CacheBlock, Draft, KeptLogits, PendingToken
+from .blocks import BlockState, Draft, KeptLogits, PendingToken
 from .layout import Part
+from .recording import commit_of
 from .requests import Encoding
 from .runner import Draw, StepResult
 from .scheduler import Chunk, StepPlan
-from .trace import RowRecord, StepRecord
+from .trace import Commit, RowRecord
 from .transactions import visible_state
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ class Stepper:
         self.num_steps = 0
         self.num_encoded = 0  # rows (tokens) ever run through the model
         self.in_step = False
-        self._began = time.perf_counter()
 
     @property
     def engine(self) -> Engine:
@@ -63,19 +63,21 @@ class Stepper:
         engine = self.engine
         parts = [self._decode_part(pending) for pending in plan.decodes]
         parts += [self._chunk_part(chunk) for chunk in plan.chunks]
-        rows = [self._decode_row(p) for p in plan.decodes] + [
-            self._chunk_row(c) for c in plan.chunks
-        ]
+        recorder = engine.recorder
+        rows = [recorder.decode_row(p, self._decode_states(p)) for p in plan.decodes]
+        rows += [recorder.chunk_row(chunk) for chunk in plan.chunks]
         draws: list[Draw | None] = [
             None if p.stream.ended else p.stream.next_draw() for p in plan.decodes
         ]
         draws += [self._chunk_draw(chunk) for chunk in plan.chunks]
-        started = time.perf_counter() - self._began
+        started = engine.trace.now()
+        wanted = engine.instruments.wanted()
         try:
-            result = await self.run(lambda: engine.runner.step(parts, draws))
+            result = await self.run(lambda: engine.runner.step(parts, draws, wanted))
         except BaseException as error:
             self._fail_step(plan, error)
-            self._record(rows, started, 0.0, repr(error))
+            recorder.step(self.num_steps + 1, started, 0.0, rows, repr(error))
+            engine.notify()
             if not isinstance(error, Exception):
                 raise
             return False
@@ -83,8 +85,12 @@ class Stepper:
             return False
         self.num_steps += 1
         self.num_encoded += sum(len(part.token_ids) for part in parts)
-        self._commit(plan, result)
-        self._record(rows, started, result.seconds, "")
+        commits = self._commit(plan, result)
+        rows = [replace(row, commit=commit) for row, commit in zip(rows, commits, strict=True)]
+        recorder.step(self.num_steps, started, result.seconds, rows, "")
+        engine.notify()
+        if wanted is not None:
+            self._report(rows, result)
         return True
 
     # ---- parts ----------------------------------------------------------------------------------
@@ -113,45 +119,31 @@ class Stepper:
         last = chunk.count == chunk.encoding.num_left
         return stream.next_draw() if last and stream is not None else None
 
-    def _decode_row(self, pending: PendingToken) -> RowRecord:
-        states = (*self._decode_states(pending), pending.draft.base)
-        view = _versions(pending.view, states)
-        name = pending.stream.name or "stream"
-        return RowRecord(name, "decode", pending.view[-1].name, view, 1, (pending.token_id,))
-
-    def _chunk_row(self, chunk: Chunk) -> RowRecord:
-        encoding = chunk.encoding
-        assert encoding.snapshot is not None and encoding.draft is not None
-        blocks, states = encoding.view, encoding.snapshot
-        if encoding.target is not None:
-            blocks, states = (*blocks, encoding.target), (*states, encoding.draft.base)
-        start = encoding.num_done
-        tokens = tuple(encoding.tokens[start : start + chunk.count])
-        target = encoding.target.name if encoding.target else None
-        view = _versions(blocks, states)
-        return RowRecord(encoding.name, encoding.kind, target, view, chunk.count, tokens)
-
     # ---- commit ---------------------------------------------------------------------------------
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[Commit | None]:
+        """Commit what can be; for each row, what became of its block."""
         index = 0
+        commits: list[Commit | None] = []
         for pending in plan.decodes:
-            self._commit_token(pending, result.logits[index][-1], result.drawn[index])
+            logits, drawn = result.logits[index][-1], result.drawn[index]
+            commits.append(self._commit_token(pending, logits, drawn))
             index += 1
         for chunk in plan.chunks:
             encoding = chunk.encoding
             encoding.num_done += chunk.count
             encoding.logits.append(result.logits[index])
-            if not encoding.num_left and not encoding.cancelled:  # a cancelled one: at the boundary
-                self._finish(encoding, result.drawn[index])
+            done = not encoding.num_left and not encoding.cancelled  # a cancelled one: at the boundary
+            commits.append(self._finish(encoding, result.drawn[index]) if done else None)
             index += 1
+        return commits
 
     def _commit_token(
         self, pending: PendingToken, logits: Tensor, drawn: tuple[int, float] | None
-    ) -> None:
+    ) -> Commit | None:
         record = pending.view[-1]._record
         if record.pending is not pending:
-            return  # taken back while the step ran; its memory goes back at the boundary
+            return None  # taken back while the step ran; its memory goes back at the boundary
         engine = self.engine
         view = tuple(block.id for block in pending.view[:-1])
         kept = KeptLogits(view, logits.clone())
@@ -161,13 +153,15 @@ class Stepper:
         engine.drop_frozen(pending)
         if not pending.stream.ended:
             pending.stream.advanced(kept.logits, self.num_steps, drawn)
+        return commit_of(pending.draft, record.state.version)
 
-    def _finish(self, encoding: Encoding, drawn: tuple[int, float] | None) -> None:
+    def _finish(self, encoding: Encoding, drawn: tuple[int, float] | None) -> Commit:
         """The last chunk is done: commit, and answer."""
         engine = self.engine
         logits = torch.cat(encoding.logits)
         assert encoding.draft is not None and encoding.snapshot is not None
         kept_row = logits[-1].clone()
+        commit: Commit = ()
         if encoding.target is None:
             encoding.draft.abandon()
         else:
@@ -179,10 +173,12 @@ class Stepper:
                 record.tokens.clear()
             record.tokens.extend(encoding.tokens)
             record.commit(state)
+            commit = commit_of(encoding.draft, record.state.version)
         self._let_go(encoding)
         encoding.future.set_result(logits)
         if encoding.stream is not None:
             encoding.stream.opened(kept_row, self.num_steps, drawn)
+        return commit
 
     # ---- what does not commit -------------------------------------------------------------------
 
@@ -197,6 +193,7 @@ class Stepper:
         if encoding.draft is not None:
             encoding.draft.abandon()
         self._let_go(encoding)
+        self.engine.recorder.dropped(encoding)
 
     def fail(self, encoding: Encoding, error: BaseException) -> None:
         """Drop an encoding and tell its asker why. Only between two steps."""
@@ -224,17 +221,14 @@ class Stepper:
             pending.failure, pending.failed_at = error, self.engine.next_order()
             pending.stream.fail(error)
 
-    # ---- the record -----------------------------------------------------------------------------
+    # ---- what others look at ---------------------------------------------------------------------
 
-    def _record(self, rows: list[RowRecord], started: float, seconds: float, error: str) -> None:
-        engine = self.engine
-        waiting = tuple(w.name or "stream" for w in engine.scheduler.memory_waiters())
-        pages, slots = engine.memory.pages.num_free, engine.memory.slots.num_free
-        number = self.num_steps + bool(error)
-        engine.trace.append(
-            StepRecord(number, started, seconds, tuple(rows), waiting, pages, slots, error)
-        )
-        engine.notify()
+    def _report(self, rows: list[RowRecord], result: StepResult) -> None:
+        instruments = self.engine.instruments
+        if isinstance(result.readings, Exception):
+            instruments.failed(result.readings)
+        else:
+            instruments.take(self.num_steps, rows, result.readings)
 
     def drafts(self) -> Iterator[Draft]:
         """Memory taken for writes that are not committed."""
@@ -252,10 +246,4 @@ class Stepper:
             yield from encoding.snapshot or ()
         for transaction in self.engine.transactions:
             yield from transaction.saved_states()
-
-
-def _versions(
-    blocks: tuple[CacheBlock, ...], states: tuple[BlockState, ...]
-) -> tuple[tuple[str, int], ...]:
-    pairs = zip(blocks, states, strict=True)
-    return tuple((block.name, state.version) for block, state in pairs)
+        yield from self.engine.instruments.held

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor
 
 from .blocks import CacheBlock
+from .continuing import view_span
 from .runner import Draw
 from .sampling import SamplingParams
 from .text import IncrementalDecoder, StopRule
@@ -243,7 +244,7 @@ class TokenStream:
         if token_id in engine.eos_ids and token_id not in self._stop.ids:
             self.finish("eos")
             return None
-        if engine.view_span(self.view, self.transaction) + 1 > engine.max_positions:
+        if view_span(self.view, self.transaction) + 1 > engine.max_positions:
             self.finish("length")
             return None
         engine.put_token(self, token_id)
@@ -261,6 +262,8 @@ class TokenStream:
             rest = self._decoder.flush()
             self._text += rest
             token = Token(new + rest, token_id, logprob, self._logits_step)
+        engine.recorder.token(self, token)
+        if reason is not None:
             self.finish(reason)
         engine.wake()
         return token
@@ -329,6 +332,11 @@ class TokenStream:
         return self._reader is not None and self._reader() is asyncio.current_task()
 
     @property
+    def reader(self) -> asyncio.Task[Any] | None:
+        """The task that read it last, if it still exists."""
+        return self._reader() if self._reader is not None else None
+
+    @property
     def has_reader(self) -> bool:
         """Is there a live task that reads it?"""
         task = self._reader() if self._reader is not None else None
@@ -377,8 +385,9 @@ class TokenStream:
         if self.ended:
             return
         self.stop_reason = reason
-        if self._stop_at is None:
-            self._text += self._decoder.flush()
+        rest = self._decoder.flush() if self._stop_at is None else ""
+        self._text += rest
+        self._engine.recorder.stream_ended(self, rest)
         record = self.block._record
         if record.stream is self:
             record.stream = None

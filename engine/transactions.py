@@ -153,6 +153,7 @@ class Transaction:
             record.owner, record.stream = self, None
         self.active = True
         self.engine.transactions.append(self)
+        self.engine.recorder.began(self)
 
     def end(self, *, restore: bool) -> None:
         """Give the blocks back, as they are or as they were at the start. Needs no await."""
@@ -175,6 +176,7 @@ class Transaction:
             record.owner = outer
             record.stream = saved.stream if saved.stream and not saved.stream.ended else None
             self.engine.memory.drop(saved.state)
+        self.engine.recorder.finished(self, restored=restore and not self.engine.closed)
         if self.parent is not None:
             self.parent.made |= self.made
         self.engine.wake()

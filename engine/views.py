@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .blocks import CacheBlock
+from .continuing import view_span
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -94,7 +95,7 @@ def check_write(engine: Engine, block: CacheBlock) -> None:
 
 def check_length(engine: Engine, view: Sequence[CacheBlock], num_tokens: int) -> None:
     """Raise ValueError if a view and `num_tokens` more are longer than the model's positions."""
-    length = engine.view_span(tuple(view), engine.current_transaction()) + num_tokens
+    length = view_span(view, engine.current_transaction()) + num_tokens
     if length > engine.max_positions:
         names = [block.name for block in view]
         raise ValueError(

@@ -28,13 +28,12 @@ def gated_delta_token(
     `pair` [B, d_k + d_v, d_k]; `query` and `key` [B, d_k], unit length, the query scaled; `value`
     [B, d_v]; `log_decay` g and `beta` [B]. All float32. `pair` is overwritten.
     """
-    decay = log_decay.exp()[:, None]
-    seen_by = torch.bmm(pair, torch.stack((key, query), dim=2)) * decay[:, :, None]
-    seen_by_key, seen_by_query = seen_by.unbind(2)
+    decay = log_decay.exp()[:, None, None]
+    # Vectors as rows from the left: a CPU multiplies them twice as fast as columns from the right.
+    seen_by_key, seen_by_query = torch.bmm(torch.stack((key, query), 1), pair.mT).mul_(decay).unbind(1)
     written = (_stacked(value, pair.shape[1]) - seen_by_key).mul_(beta[:, None])
     read = seen_by_query + written * (key * query).sum(1, keepdim=True)
-    pair.mul_(decay[:, :, None])
-    return read, pair.baddbmm_(written[:, :, None], key[:, None, :])
+    return read, pair.mul_(decay).baddbmm_(written[:, :, None], key[:, None, :])
 
 
 def gated_delta_chunk(
@@ -78,7 +77,7 @@ def read_through_chain(pairs: Tensor, chain: Tensor, read: Tensor) -> Tensor:
     key_dim = pairs.shape[-1]
     carried, out = read[..., :key_dim], read[..., key_dim:]
     for slots in chain.unbind(1):
-        step = torch.matmul(pairs.index_select(0, slots), carried[..., None])[..., 0]
+        step = torch.matmul(carried[..., None, :], pairs.index_select(0, slots).mT)[..., 0, :]
         carried, out = step[..., :key_dim], out + step[..., key_dim:]
     return out
 

@@ -45,9 +45,7 @@ class DeltaPlan:
     chunks: tuple[Chunk, ...]
 
 
-def plan_delta(
-    row_start: Tensor, read_slot: Tensor, write_slot: Tensor, chain: Tensor
-) -> DeltaPlan:
+def plan_delta(row_start: Tensor, read_slot: Tensor, write_slot: Tensor, chain: Tensor) -> DeltaPlan:
     """Plan a step of R requests: `row_start` [R + 1], slots [R], `chain` [R, depth]. All int64."""
     device = row_start.device
     start = row_start.cpu().numpy()
@@ -60,9 +58,7 @@ def plan_delta(
 
     def requests(chosen: np.ndarray) -> Requests:
         index = on_device(chosen)
-        return Requests(
-            *(tensor.index_select(0, index) for tensor in (read_slot, write_slot, chain))
-        )
+        return Requests(*(tensor.index_select(0, index) for tensor in (read_slot, write_slot, chain)))
 
     chunks = []
     for begin in range(0, int(count[many].max(initial=0)), CHUNK):
@@ -71,9 +67,7 @@ def plan_delta(
         padding = tokens >= count[active, None]
         rows = start[active, None] + np.minimum(tokens, count[active, None] - 1)
         real = np.flatnonzero(~padding)
-        chunks.append(
-            Chunk(*map(on_device, (rows.reshape(-1), padding, real, rows.reshape(-1)[real])))
-        )
+        chunks.append(Chunk(*map(on_device, (rows.reshape(-1), padding, real, rows.reshape(-1)[real]))))
     return DeltaPlan(requests(single), on_device(start[single]), requests(many), tuple(chunks))
 
 
@@ -124,8 +118,7 @@ def _many_rows(inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor) -> N
     for chunk in plan.chunks:
         active, tokens = chunk.padding.shape
         query, key, value, log_decay, beta = (
-            x.index_select(0, chunk.rows).unflatten(0, (active, tokens)).transpose(1, 2)
-            for x in inputs
+            x.index_select(0, chunk.rows).unflatten(0, (active, tokens)).transpose(1, 2) for x in inputs
         )
         padding = chunk.padding[:, None]
         log_decay, beta = log_decay.masked_fill(padding, 0), beta.masked_fill(padding, 0)

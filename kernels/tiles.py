@@ -131,9 +131,7 @@ class _Partials(NamedTuple):
     shape: Integers  # of the item: width * 2 * GROUP + group
 
 
-def _describe(
-    row_start: Integers, segment_start: Integers, length: Integers, block: Integers
-) -> _Segments:
+def _describe(row_start: Integers, segment_start: Integers, length: Integers, block: Integers) -> _Segments:
     request = np.repeat(np.arange(len(segment_start) - 1), np.diff(segment_start))
     rows = np.diff(row_start)[request]
     own = np.zeros(len(length), dtype=bool)
@@ -204,9 +202,7 @@ def _pair(segments: _Segments, tiles: _Tiles, groups: Integers) -> _Partials:
 class _Layout:
     """The items of one shape, laid out as matrices [items, group] with padding."""
 
-    def __init__(
-        self, tiles: _Tiles, partials: _Partials, shape: int, pool: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, tiles: _Tiles, partials: _Partials, shape: int, pool: tuple[int, int, int]) -> None:
         width, group = divmod(int(shape), 2 * GROUP)
         heads, num_pages, page_tokens = pool
         self._chosen = np.flatnonzero(partials.shape == shape)

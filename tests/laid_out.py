@@ -70,9 +70,7 @@ class Memory:
     ) -> None:
         self.decoder = decoder
         self.config: ModelConfig = decoder.config
-        self.cache = CacheTensors.allocate(
-            self.config, num_pages, num_slots, torch.device("cpu"), dtype
-        )
+        self.cache = CacheTensors.allocate(self.config, num_pages, num_slots, torch.device("cpu"), dtype)
         for pool in (self.cache.keys, self.cache.values):
             pool[:, :, 1:] = torch.nan
         self.cache.pairs[:, 1:] = torch.nan
@@ -118,12 +116,8 @@ class Memory:
                 start += block.span
             segment_start.append(len(segments))
         positions = torch.cat([request.own_positions() for request in requests], dim=1)
-        offsets = torch.cat(
-            [torch.full((len(r.tokens),), r.view[-1].runs[-1].offset) for r in requests]
-        )
-        length, shift, block_index = (
-            torch.tensor(column) for column in zip(*segments, strict=True)
-        )
+        offsets = torch.cat([torch.full((len(r.tokens),), r.view[-1].runs[-1].offset) for r in requests])
+        length, shift, block_index = (torch.tensor(column) for column in zip(*segments, strict=True))
         slots = [self._slots.pop() if self.config.is_hybrid else 0 for _ in requests]
         return Batch(
             token_ids=torch.tensor(rows["tokens"]),
@@ -214,9 +208,7 @@ def pieces(total: int, sizes: Sequence[int]) -> list[range]:
     return cuts
 
 
-def encode(
-    memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]
-) -> Tensor:
+def encode(memory: Memory, tokens: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]) -> Tensor:
     """Logits of all tokens, written into blocks of the given sizes in chunks of the given sizes."""
     view: list[Laid] = []
     logits: list[Tensor] = []

@@ -124,9 +124,7 @@ def test_from_folder(family: str, tmp_path: Path) -> None:
     config = ModelConfig.from_folder(tmp_path)
     assert config.eos_token_ids == (3, 258)
     assert config.dtype == torch.float32
-    assert config == ModelConfig.from_dict(
-        json.loads((tmp_path / "config.json").read_text()), extra_eos=3
-    )
+    assert config == ModelConfig.from_dict(json.loads((tmp_path / "config.json").read_text()), extra_eos=3)
 
 
 def test_from_dict_where_a_sliding_window_is_set_but_not_used() -> None:

@@ -118,9 +118,7 @@ def test_read_through_chain_and_state_after_chain() -> None:
     torch.testing.assert_close(read_through_chain(pairs, chain, read), expected)
 
 
-@pytest.mark.parametrize(
-    "counts", [[1], [1, 1, 1], [70], [3, 1, 130, 1, 64, 65], [2, 200]], ids=str
-)
+@pytest.mark.parametrize("counts", [[1], [1, 1, 1], [70], [3, 1, 130, 1, 64, 65], [2, 200]], ids=str)
 def test_gated_delta_over_view(counts: list[int]) -> None:
     """Requests of all lengths in one step, each over a chain of its own, in poisoned slots."""
     rng = random.Random(sum(counts))
@@ -154,9 +152,7 @@ def test_gated_delta_over_view(counts: list[int]) -> None:
             _, state = states_one_by_one(state, tokens)
         mine = tuple(part[start : start + count].transpose(0, 1) for part in step)
         expected, state = states_one_by_one(state, mine)  # type: ignore[arg-type]
-        torch.testing.assert_close(
-            out[start : start + count], expected.transpose(0, 1), rtol=1e-4, atol=2e-5
-        )
+        torch.testing.assert_close(out[start : start + count], expected.transpose(0, 1), rtol=1e-4, atol=2e-5)
         joined = state_after_chain(pairs, torch.tensor([[slot] + [s for s, _ in chain]]))[0]
         torch.testing.assert_close(joined, state, rtol=1e-4, atol=2e-5)
         start += count

@@ -16,9 +16,7 @@ DIM, HALF = 22, 5
 def rotary(scaling: float = 1.0, axes: Tensor | None = None) -> Rotary:
     """Heads of 22 elements whose first 10 are turned."""
     frequencies = 1.0 / 50.0 ** (torch.arange(HALF) / HALF)
-    return Rotary(
-        frequencies, torch.zeros(HALF, dtype=torch.int64) if axes is None else axes, DIM, scaling
-    )
+    return Rotary(frequencies, torch.zeros(HALF, dtype=torch.int64) if axes is None else axes, DIM, scaling)
 
 
 def at(positions: list[int]) -> Tensor:
@@ -59,9 +57,7 @@ def test_to_positions_is_exact_far_away() -> None:
     position = 1_000_003
     turned = rotary().to_positions(at([position]))
     for i, frequency in enumerate(rotary().frequencies.tolist()):
-        assert math.isclose(
-            float(turned.cos[0, 0, i]), math.cos(position * frequency), abs_tol=1e-6
-        )
+        assert math.isclose(float(turned.cos[0, 0, i]), math.cos(position * frequency), abs_tol=1e-6)
 
 
 def test_to_positions_takes_each_frequency_from_its_axis() -> None:
@@ -96,9 +92,7 @@ def test_move_tokens() -> None:
         values_pool[layer].flatten(1, 2)[:, source] = values[layer]
     move_tokens(keys_pool, values_pool, source, target, shift, turn)
     for layer in range(2):
-        expected = rotate(
-            raw[layer].transpose(0, 1), turn.to_positions((old + shift).expand(3, -1))
-        )
+        expected = rotate(raw[layer].transpose(0, 1), turn.to_positions((old + shift).expand(3, -1)))
         moved = keys_pool[layer].flatten(1, 2)[:, target].transpose(0, 1)
         torch.testing.assert_close(moved, expected)
         moved = values_pool[layer].flatten(1, 2)[:, target]

@@ -14,9 +14,7 @@ from asyncllm_nb.kernels.sampling import BEGINNING, sample
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def draw(
-    logits: Tensor, uniform: list[float], forbidden: tuple[int, ...] = (), **options: Any
-) -> Any:
+def draw(logits: Tensor, uniform: list[float], forbidden: tuple[int, ...] = (), **options: Any) -> Any:
     """`sample` with the same options in every row; ids and logprobs."""
     n = logits.shape[0]
     chosen = {**PLAIN, **options}

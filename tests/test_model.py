@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from pathlib import Path
@@ -44,9 +45,7 @@ def sequence(family: str, seed: int = 0) -> tuple[int, ...]:
 def transformers_model(family: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        folder(family), dtype=torch.float32
-    ).eval()
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32).eval()
     return model
 
 
@@ -82,9 +81,7 @@ sizes = st.lists(st.integers(1, 4) | st.integers(5, 140), min_size=1, max_size=5
 @settings(max_examples=15, deadline=None)
 @given(blocks=sizes, chunks=sizes, seed=st.integers(0, 99))
 @pytest.mark.parametrize("family", ["llama", HYBRID])
-def test_forward_over_random_blocks(
-    family: str, blocks: list[int], chunks: list[int], seed: int
-) -> None:
+def test_forward_over_random_blocks(family: str, blocks: list[int], chunks: list[int], seed: int) -> None:
     tokens = sequence(family)[:90]
     memory = Memory(decoder(family), seed, num_pages=200, num_slots=200)
     assert_close_logits(encode(memory, tokens, blocks, chunks), expected(family)[:90])
@@ -189,16 +186,10 @@ def test_forward_writes_only_where_the_batch_says() -> None:
     batch, slots = memory.lay_out(requests)
     memory.decoder.forward(batch, memory.cache)
     for old, new in zip(before, (memory.cache.pairs, memory.cache.conv_rows), strict=True):
-        changed = [
-            slot
-            for slot in range(old.shape[1])
-            if not equal_or_both_nan(old[:, slot], new[:, slot])
-        ]
+        changed = [slot for slot in range(old.shape[1]) if not equal_or_both_nan(old[:, slot], new[:, slot])]
         assert changed == sorted(slots)
     after = memory.cache.keys.flatten(2, 3)
-    changed = [
-        i for i in range(keys.shape[2]) if not equal_or_both_nan(keys[:, :, i], after[:, :, i])
-    ]
+    changed = [i for i in range(keys.shape[2]) if not equal_or_both_nan(keys[:, :, i], after[:, :, i])]
     assert changed == sorted(batch.store_index.tolist())
 
 
@@ -206,13 +197,14 @@ def equal_or_both_nan(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(nan=12345.0), b.nan_to_num(nan=12345.0))
 
 
-def test_forward_of_wanted_rows_only() -> None:
+@pytest.mark.parametrize("rows", [[2, 8], [0], []], ids=str)
+def test_forward_of_wanted_rows_only(rows: list[int]) -> None:
     memory = Memory(decoder("llama"))
     batch, _ = memory.lay_out([Request([Laid()], sequence("llama")[:9])])
-    batch = type(batch)(**{**vars(batch), "logit_rows": torch.tensor([2, 8])})
-    actual = memory.decoder.forward(batch, memory.cache)
-    assert actual.dtype == torch.float32
-    assert_close_logits(actual, expected("llama")[[2, 8]])
+    wanted = torch.tensor(rows, dtype=torch.int64)
+    actual = memory.decoder.forward(dataclasses.replace(batch, logit_rows=wanted), memory.cache)
+    assert actual.shape == (len(rows), decoder("llama").config.vocab_size)
+    torch.testing.assert_close(actual, expected("llama")[rows], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

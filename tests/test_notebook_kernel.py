@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kernel_harness import Cell, Kernel
@@ -20,17 +20,16 @@ import torch; torch.set_num_threads(1)
 from asyncllm_nb import AsyncLLM
 from asyncllm_nb.run import run
 
-llm = AsyncLLM(FOLDER, cache_tokens=4096, max_blocks=40)
+llm = AsyncLLM(FOLDER, cache_tokens=4096)
 prompt, notes = await llm.create_blocks("prompt", "notes")
 await llm.forward(llm.chat_prompt("Hello?"), [prompt])
-rounds = 0
+round_made = asyncio.Event()
 
 async def agent():
-    global rounds
     while True:
         await llm.clear(notes)
         await llm.generate("well,", [prompt, notes], max_tokens=7, temperature=1.0)
-        rounds += 1
+        round_made.set()
 
 async def talk():
     reply = await llm.create_block("reply")
@@ -46,11 +45,10 @@ async def request():
 """
 
 REQUEST = """
-before = rounds
+round_made.clear()
 print(await request(), working.done())
-while rounds < before + 2: await asyncio.sleep(0)
+await round_made.wait()
 """
-"""A request succeeds, and the agent in the background goes on."""
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_5"])
@@ -73,58 +71,66 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
     assert cell.text == "0\n"
 
 
-def press_often(
-    kernel: Kernel, start: Callable[[], Cell | None], longest: float, before: str = ""
-) -> set[str]:
-    """Press the stop button at random moments after `start`; each time the next request succeeds.
+def press_often(kernel: Kernel, code: str, longest: float, before: str = "") -> set[str]:
+    """Press the stop button at random moments of a cell; each time the next request succeeds.
 
     Returns the errors that the cells showed.
     """
     rng = random.Random(23)
     errors = set()
     for _ in range(PRESSES):
-        cell = start()
+        cell = kernel.start("print('started', flush=True)\n" + code)
         kernel.read_for(rng.uniform(0.0, longest))
-        kernel.interrupt()
-        if (
-            cell is not None
-        ):  # a signal in ipykernel's own last lines costs the reply: see idle only
-            kernel.wait_until(lambda: cell.idle, cell=cell)  # noqa: B023
-            errors.add(cell.error)
-        following = kernel.run_ok(before + REQUEST)
-        assert following.text.split()[-1] == "False", following.describe()
+        press(kernel, cell)
+        errors.add(cell.error)
+        answers(kernel, before)
     return errors
 
 
+def press(kernel: Kernel, cell: Cell) -> None:
+    """Press the stop button and see the cell end. (Not its reply: that is lost if the signal comes in
+    the last lines of ipykernel itself.)"""
+    has_started = "started" in cell.text
+    kernel.interrupt()
+    while not has_started and not cell.idle:  # a press before the cell began does nothing
+        kernel.read_for(0.1)
+        kernel.interrupt()
+    kernel.wait_until(lambda: cell.idle, cell=cell)
+
+
+def answers(kernel: Kernel, before: str = "") -> None:
+    """The next request succeeds, and the agent in the background goes on."""
+    cell = kernel.run_ok(before + REQUEST)
+    assert cell.text.split()[-1] == "False", cell.describe()
+
+
 def test_sigint_while_a_cell_awaits_a_stream(kernel: Kernel) -> None:
-    errors = press_often(kernel, lambda: kernel.start("await talk()"), longest=0.15)
+    errors = press_often(kernel, "await talk()", longest=0.08)
     assert "CancelledError" in errors and errors <= {"", "CancelledError", "KeyboardInterrupt"}
 
 
 def test_sigint_while_run_waits_for_a_stream(kernel: Kernel) -> None:
-    errors = press_often(kernel, lambda: kernel.start("run(talk())"), longest=0.15)
+    errors = press_often(kernel, "run(talk())", longest=0.08)
     assert "KeyboardInterrupt" in errors and errors <= {"", "KeyboardInterrupt"}
 
 
 def test_sigint_while_a_cell_waits_for_a_paused_engine(kernel: Kernel) -> None:
-    errors = press_often(
-        kernel,
-        lambda: kernel.start("llm.pause(); await talk()"),
-        longest=0.1,
-        before="llm.resume()\n",
-    )
+    code = "llm.pause(); await talk()"
+    errors = press_often(kernel, code, longest=0.06, before="llm.resume()\n")
     assert "CancelledError" in errors and errors <= {"", "CancelledError", "KeyboardInterrupt"}
 
 
 def test_sigint_while_the_kernel_is_idle(kernel: Kernel) -> None:
-    press_often(kernel, lambda: None, longest=0.05)
+    rng = random.Random(29)
+    for _ in range(PRESSES):
+        kernel.read_for(rng.uniform(0.0, 0.05))
+        kernel.interrupt()
+        answers(kernel)
 
 
 def test_background_agents_run_beside_cells(kernel: Kernel) -> None:
     cell = kernel.run_ok(
-        "before = rounds\n"
-        "await asyncio.gather(talk(), talk())\n"
-        "print(rounds > before, working.done())\n"
+        "before = rounds\nawait asyncio.gather(talk(), talk())\nprint(rounds > before, working.done())\n"
     )
     assert cell.text == "True False\n"
 

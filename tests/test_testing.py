@@ -16,8 +16,7 @@ from asyncllm_nb.testing import FAMILIES, MARKERS, assert_close_logits, make_che
 @pytest.mark.parametrize("family", FAMILIES)
 def test_make_checkpoint_writes_the_same_bytes(family: str, tmp_path: Path) -> None:
     folders = [
-        make_checkpoint(tmp_path / name, family, seed)
-        for name, seed in (("a", 5), ("b", 5), ("c", 6))
+        make_checkpoint(tmp_path / name, family, seed) for name, seed in (("a", 5), ("b", 5), ("c", 6))
     ]
     first, again, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert first == again != other

@@ -152,9 +152,7 @@ def test_load_weights_names_the_file(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", shards=2)
     config = ModelConfig.from_folder(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(
-        ModelError, match="names model-00002-of-00002.safetensors, which is not there"
-    ):
+    with pytest.raises(ModelError, match="names model-00002-of-00002.safetensors, which is not there"):
         load_weights(tmp_path, config, "cpu", torch.float32)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}}))

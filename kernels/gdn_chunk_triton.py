@@ -1,0 +1,336 @@
+"""The gated delta rule for requests of many rows: chunks prepared side by side, then one pass.
+
+Knows rows, chunks and slots as integers. The meaning is that of `gdn.gated_delta_chunk`.
+
+Per chunk, with G the running sum of log decays, the written rows D solve a triangular system whose
+inverse T does not depend on the state:
+
+    D = T diag(β) W − T diag(β exp G) K Xᵀ,     X ← exp(G_end) X + Dᵀ diag(exp(G_end − G)) K
+
+So T is formed for all chunks at once, and what is left to do one chunk after another are products
+with X. X has three parts: the pair's Â and B̂, and the state S of the whole view, which gives what
+rows read. All products are float32 (three TF32 passes on a GPU count as that).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .gdn_triton import LayerSizes
+
+CHUNK = 32
+"""Tokens that are taken at once."""
+
+ROWS = 64
+"""Rows of X that a program carries."""
+
+
+class ManyRows(NamedTuple):
+    """R requests of several rows, n rows in all, request after request; int32 on the device."""
+
+    row: Tensor  # [n] row of the step
+    windows: Tensor  # [n, 4] rows under each row's convolution, oldest first: a row of the step, or
+    #                  -1 - (slot * 3 + j) of the pool
+    request_start: Tensor  # [R + 1] rows, counted here
+    chunk_start: Tensor  # [chunks + 1] rows, counted here
+    request_chunk: Tensor  # [R + 1] chunks
+    write_slot: Tensor  # [R]
+    kept: Tensor  # [R, 3] raw rows to keep, oldest first, given like `windows`
+
+
+class Prepared(NamedTuple):
+    """What the pass over chunks needs, float32. n rows, H value heads."""
+
+    query: Tensor  # [n, H_k, d_k] unit length, scaled
+    key: Tensor  # [n, H_k, d_k] unit length
+    value: Tensor  # [n, H, d_v]
+    log_decay: Tensor  # [n, H]
+    beta: Tensor  # [n, H]
+
+
+def convolve_many_rows(
+    projected: Tensor,
+    conv: Tensor,
+    decay_rate: Tensor,
+    dt_bias: Tensor,
+    conv_rows: Tensor,
+    requests: ManyRows,
+    sizes: LayerSizes,
+) -> Prepared:
+    """Convolution and gates of the requests' rows; keeps their newest raw rows. Arguments as in
+    `gdn_triton.gated_delta_single_rows`."""
+    key_heads, heads, key_dim, value_dim = sizes
+    count = requests.row.shape[0]
+    made = Prepared(
+        *(
+            projected.new_empty(shape, dtype=torch.float32)
+            for shape in (
+                (count, key_heads, key_dim),
+                (count, key_heads, key_dim),
+                (count, heads, value_dim),
+                (count, heads),
+                (count, heads),
+            )
+        )
+    )
+    _convolve_rows[(count, 2 * key_heads + heads)](
+        projected, conv, decay_rate, dt_bias, conv_rows, requests.row, requests.windows, *made,
+        projected.stride(0),
+        KEY_HEADS=key_heads, HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+        BLOCK=triton.next_power_of_2(max(key_dim, value_dim)), num_warps=1,
+    )  # fmt: skip
+    channels = conv.shape[1]
+    _keep_rows[(requests.kept.shape[0] * 3, triton.cdiv(channels, 1024))](
+        projected, conv_rows, requests.kept, requests.write_slot, projected.stride(0),
+        CHANNELS=channels, BLOCK=1024,
+    )  # fmt: skip
+    return made
+
+
+@triton.jit
+def _tap(
+    projected: Any, conv_rows: Any, source: Any, width: Any, channel: Any, inside: Any,
+    CHANNELS: tl.constexpr,
+) -> Any:  # fmt: skip
+    """One raw row under a window: of the step, or of the pool."""
+    number = tl.load(source).to(tl.int64)
+    if number >= 0:
+        x = tl.load(projected + number * width + channel, mask=inside, other=0.0)
+    else:
+        x = tl.load(conv_rows + (-1 - number) * CHANNELS + channel, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
+def _convolve_rows(
+    projected: Any, conv: Any, decay_rate: Any, dt_bias: Any, conv_rows: Any, row: Any, windows: Any,
+    query: Any, key: Any, value: Any, log_decay: Any, beta: Any, width: Any,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    is_value = part >= 2 * KEY_HEADS
+    element = tl.arange(0, BLOCK)
+    inside = element < tl.where(is_value, VALUE_DIM, KEY_DIM)
+    start = tl.where(
+        is_value, 2 * KEY_HEADS * KEY_DIM + (part - 2 * KEY_HEADS) * VALUE_DIM, part * KEY_DIM
+    )
+    channel = start + element
+    y = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(4):
+        source = windows + index * 4 + tap
+        x = _tap(projected, conv_rows, source, width, channel, inside, CHANNELS)
+        weight = tl.load(conv + tap * CHANNELS + channel, mask=inside, other=0.0)
+        y += x.to(tl.float32) * weight
+    y = tl.where(inside, y * tl.sigmoid(y), 0.0)
+    unit = tl.rsqrt(tl.sum(y * y) + 1e-6)
+    if part < KEY_HEADS:
+        target = query + (index * KEY_HEADS + part) * KEY_DIM
+        tl.store(target + element, y * (unit / tl.sqrt(KEY_DIM * 1.0)), mask=inside)
+    elif part < 2 * KEY_HEADS:
+        target = key + (index * KEY_HEADS + part - KEY_HEADS) * KEY_DIM
+        tl.store(target + element, y * unit, mask=inside)
+    else:
+        head = part - 2 * KEY_HEADS
+        tl.store(value + (index * HEADS + head) * VALUE_DIM + element, y, mask=inside)
+        number = tl.load(row + index).to(tl.int64)
+        gates = projected + number * width + CHANNELS + HEADS * VALUE_DIM + head
+        b, a = tl.load(gates).to(tl.float32), tl.load(gates + HEADS).to(tl.float32)
+        step = a + tl.load(dt_bias + head)
+        softplus = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
+        tl.store(log_decay + index * HEADS + head, tl.load(decay_rate + head) * softplus)
+        tl.store(beta + index * HEADS + head, tl.sigmoid(b))
+
+
+@triton.jit
+def _keep_rows(
+    projected: Any, conv_rows: Any, kept: Any, write_slot: Any, width: Any,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    place, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < CHANNELS
+    x = _tap(projected, conv_rows, kept + place, width, channel, inside, CHANNELS)
+    slot = tl.load(write_slot + place // 3).to(tl.int64)
+    tl.store(conv_rows + (slot * 3 + place % 3) * CHANNELS + channel, x, mask=inside)
+
+
+def gated_delta_many_rows(
+    made: Prepared, pairs: Tensor, read_slot: Tensor, state: Tensor, requests: ManyRows
+) -> Tensor:
+    """What n rows read through their views: float32 [n, H, d_v]. Writes the blocks' new pairs.
+
+    `pairs` [slots, H, d_k + d_v, d_k] float32, read at `read_slot` [R] int32, written at the
+    requests' write slots. `state` [R, H, d_v, d_k] float32: after the view and the written block.
+    """
+    count, heads, value_dim = made.value.shape
+    key_heads, key_dim = made.key.shape[1:]
+    chunks = requests.chunk_start.shape[0] - 1
+    new = made.value.new_empty
+    solved_keys, solved_values = new((count, heads, key_dim)), new((count, heads, value_dim))
+    mixing, decays = new((count, heads, CHUNK)), new((2, count, heads))
+    precision = "ieee" if pairs.device.type == "cpu" else "tf32x3"
+    shape = dict(
+        HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+        BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)), CHUNK=CHUNK, PRECISION=precision,
+    )  # fmt: skip
+    _prepare[(chunks, heads)](
+        *made, requests.chunk_start, solved_keys, solved_values, mixing, decays, count,
+        BLOCK_VALUE=max(16, triton.next_power_of_2(value_dim)), num_warps=4, **shape,
+    )  # fmt: skip
+    out = new((count, heads, value_dim))
+    a_blocks, b_blocks = triton.cdiv(key_dim, ROWS), triton.cdiv(value_dim, ROWS)
+    _pass[(a_blocks + 2 * b_blocks, heads, read_slot.shape[0])](
+        made.query, made.key, solved_keys, solved_values, mixing, decays, requests.chunk_start,
+        requests.request_chunk, pairs, read_slot, requests.write_slot, state, out, count,
+        A_BLOCKS=a_blocks, B_BLOCKS=b_blocks, ROWS=ROWS, num_warps=4, **shape,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _prepare(
+    query: Any, key: Any, value: Any, log_decay: Any, beta: Any, chunk_start: Any, solved_keys: Any,
+    solved_values: Any, mixing: Any, decays: Any, count: Any,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
+    token = tl.arange(0, CHUNK)
+    row = (begin + token).to(tl.int64)
+    real = begin + token < end
+    k_element, v_element = tl.arange(0, BLOCK_KEY), tl.arange(0, BLOCK_VALUE)
+    k_place = (row * KEY_HEADS + head // (HEADS // KEY_HEADS))[:, None] * KEY_DIM + k_element[None, :]
+    k_used = real[:, None] & (k_element < KEY_DIM)[None, :]
+    k = tl.load(key + k_place, mask=k_used, other=0.0)
+    q = tl.load(query + k_place, mask=k_used, other=0.0)
+    v_place = (row * HEADS + head)[:, None] * VALUE_DIM + v_element[None, :]
+    v_used = real[:, None] & (v_element < VALUE_DIM)[None, :]
+    v = tl.load(value + v_place, mask=v_used, other=0.0)
+    g = tl.load(log_decay + row * HEADS + head, mask=real, other=0.0)
+    b = tl.load(beta + row * HEADS + head, mask=real, other=0.0)
+
+    # Sums and their differences in float64: behind a strong decay float32 would lose weak ones.
+    total = tl.cumsum(g.to(tl.float64), 0)
+    last = tl.sum(g.to(tl.float64))
+    between = (total[:, None] - total[None, :]).to(tl.float32)
+    earlier = token[:, None] > token[None, :]
+    upto = token[:, None] >= token[None, :]
+    between = tl.where(upto, tl.exp(tl.where(upto, between, 0.0)), 0.0)
+    since_start = tl.exp(total.to(tl.float32))
+    until_end = tl.exp((last - total).to(tl.float32))
+    k_t = tl.trans(k)
+    system = tl.dot(k, k_t, input_precision=PRECISION) * between * b[:, None]
+    system = tl.where(earlier, system, 0.0)
+    # Rows of the inverse of (I + system), one after the other.
+    inverse = tl.where(token[:, None] == token[None, :], 1.0, 0.0)
+    for i in range(1, CHUNK):
+        here = token == i
+        line = tl.sum(tl.where(here[:, None], system, 0.0), 0)
+        change = tl.sum(line[:, None] * inverse, 0)
+        inverse -= tl.where(here[:, None], change[None, :], 0.0)
+
+    decayed = k * (b * since_start)[:, None]
+    tl.store(solved_keys + (row * HEADS + head)[:, None] * KEY_DIM + k_element[None, :],
+             tl.dot(inverse, decayed, input_precision=PRECISION), mask=k_used)  # fmt: skip
+    tl.store(solved_values + v_place,
+             tl.dot(inverse, v * b[:, None], input_precision=PRECISION), mask=v_used)  # fmt: skip
+    mixed = tl.dot(q, k_t, input_precision=PRECISION) * between
+    tl.store(mixing + (row * HEADS + head)[:, None] * CHUNK + token[None, :], mixed,
+             mask=real[:, None])  # fmt: skip
+    tl.store(decays + row * HEADS + head, since_start, mask=real)
+    tl.store(decays + (count + row) * HEADS + head, until_end, mask=real)
+
+
+@triton.jit
+def _pass(
+    query: Any, key: Any, solved_keys: Any, solved_values: Any, mixing: Any, decays: Any,
+    chunk_start: Any, request_chunk: Any, pairs: Any, read_slot: Any, write_slot: Any, state: Any,
+    out: Any, count: Any,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    A_BLOCKS: tl.constexpr, B_BLOCKS: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    is_state = block >= A_BLOCKS + B_BLOCKS
+    is_kept = block < A_BLOCKS  # rows of Â: they get no values
+    first = tl.where(is_state, block - A_BLOCKS - B_BLOCKS, tl.where(is_kept, block, block - A_BLOCKS))
+    line = first * ROWS + tl.arange(0, ROWS)  # rows of X, counted in their part
+    exists = line < tl.where(is_kept, KEY_DIM, VALUE_DIM)
+    element, token = tl.arange(0, BLOCK_KEY), tl.arange(0, CHUNK)
+    used = element < KEY_DIM
+    offset = line + tl.where(is_kept, 0, KEY_DIM)
+    x_place = offset[:, None] * KEY_DIM + element[None, :]
+    x_used = exists[:, None] & used[None, :]
+    PAIR: tl.constexpr = (KEY_DIM + VALUE_DIM) * KEY_DIM
+    slot = tl.load(read_slot + request).to(tl.int64)
+    if is_state:
+        start = state + (request.to(tl.int64) * HEADS + head) * (VALUE_DIM * KEY_DIM)
+        x = tl.load(start + line[:, None] * KEY_DIM + element[None, :], mask=x_used, other=0.0)
+    else:
+        x = tl.load(pairs + (slot * HEADS + head) * PAIR + x_place, mask=x_used, other=0.0)
+    for chunk in range(tl.load(request_chunk + request), tl.load(request_chunk + request + 1)):
+        begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
+        row = (begin + token).to(tl.int64)
+        real = begin + token < end
+        k_used = real[:, None] & used[None, :]
+        k_place = row * KEY_HEADS + head // (HEADS // KEY_HEADS)
+        k = tl.load(key + k_place[:, None] * KEY_DIM + element[None, :], mask=k_used, other=0.0)
+        place = row * HEADS + head
+        solved = tl.load(solved_keys + place[:, None] * KEY_DIM + element[None, :], mask=k_used,
+                         other=0.0)  # fmt: skip
+        v_place = place[:, None] * VALUE_DIM + line[None, :]
+        v_used = real[:, None] & exists[None, :]
+        values = tl.load(solved_values + v_place, mask=v_used & (block >= A_BLOCKS), other=0.0)
+        x_t = tl.trans(x)
+        written = values - tl.dot(solved, x_t, input_precision=PRECISION)  # [CHUNK, ROWS]
+        since_start = tl.load(decays + place, mask=real, other=0.0)
+        until_end = tl.load(decays + count.to(tl.int64) * HEADS + place, mask=real, other=0.0)
+        if is_state:
+            q = tl.load(query + k_place[:, None] * KEY_DIM + element[None, :], mask=k_used, other=0.0)
+            mixed = tl.load(mixing + place[:, None] * CHUNK + token[None, :], mask=real[:, None],
+                            other=0.0)  # fmt: skip
+            read = tl.dot(q * since_start[:, None], x_t, input_precision=PRECISION)
+            read += tl.dot(mixed, written, input_precision=PRECISION)
+            tl.store(out + v_place, read, mask=v_used)
+        until_now = tl.load(decays + (end - 1).to(tl.int64) * HEADS + head)
+        change = tl.dot(tl.trans(written), k * until_end[:, None], input_precision=PRECISION)
+        x = x * until_now + change
+    if not is_state:
+        slot = tl.load(write_slot + request).to(tl.int64)
+        tl.store(pairs + (slot * HEADS + head) * PAIR + x_place, x, mask=x_used)
+
+
+def gated_norm_rows(
+    read: Tensor, projected: Tensor, norm: Tensor, rows: Tensor, out: Tensor, z_start: int, eps: float
+) -> None:
+    """out[rows[i]] = gated_rms_norm(read[i], z): `read` [n, H, d_v] float32, `rows` [n] int32, z in
+    `projected` [N, ...] from column `z_start` on, `out` [N, H * d_v]."""
+    count, heads, dim = read.shape
+    _gated_norm_rows[(count, heads)](
+        read, projected, norm, rows, out, projected.stride(0), z_start, eps,
+        HEADS=heads, DIM=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gated_norm_rows(
+    read: Any, projected: Any, norm: Any, rows: Any, out: Any, width: Any, z_start: Any, eps: Any,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    element = tl.arange(0, BLOCK)
+    inside = element < DIM
+    row = tl.load(rows + index).to(tl.int64)
+    x = tl.load(read + (index * HEADS + head) * DIM + element, mask=inside, other=0.0)
+    z = tl.load(projected + row * width + z_start + head * DIM + element, mask=inside, other=0.0)
+    z = z.to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x) / DIM + eps) * tl.load(norm + element, mask=inside, other=0.0)
+    target = out + (row * HEADS + head) * DIM + element
+    tl.store(target, (x * z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=inside)
