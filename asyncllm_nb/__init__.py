@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .llm import AsyncLLM as AsyncLLM
     from .llm import ForwardOutput as ForwardOutput
     from .magics import load_ipython_extension as load_ipython_extension
+    from .replaying import replay as replay
     from .run import run as run
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _HOMES = {
     "TokenStream": "engine.streams",
     "check": "check",
     "load_ipython_extension": "magics",
+    "replay": "replaying",
     "run": "run",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "TokenStream",
     "__version__",
     "check",
+    "replay",
     "run",
 ]
 

@@ -13,11 +13,12 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from . import chat
+from . import chat, export
 from .engine import control, operations
 from .engine.blocks import CacheBlock
 from .engine.build import build_engine
 from .engine.config import ModelConfig
+from .engine.instruments import Instruments
 from .engine.continuing import may_go_on
 from .engine.integrity import check_integrity
 from .engine.probing import probe
@@ -100,6 +101,7 @@ class AsyncLLM:
             max_batch_tokens=max_batch_tokens,
             seed=seed,
         )
+        self._engine.trace.export = export.to_html
         install_displays(self._engine)
         remember(self._engine, str(folder))
 
@@ -428,6 +430,11 @@ class AsyncLLM:
         """The record of every step."""
         return self._engine.trace
 
+    @property
+    def instruments(self) -> Instruments:
+        """What can be measured of a run: shares of attention, transitions, states. Off until asked for."""
+        return self._engine.instruments
+
     def stats(self) -> dict[str, Any]:
         """Numbers of this moment: memory (bytes, pages, slots), steps, tokens, what waits."""
         return stats(self._engine, self._model, self._budget)
@@ -450,11 +457,24 @@ class AsyncLLM:
 
         return unsubscribe
 
-    def dashboard(self) -> Any:
-        """Show blocks and streams live in the notebook, from here on."""
-        from .dashboard import dashboard
+    def dashboard(self, *panels: str, **options: Any) -> Any:
+        """The live dashboard, as a cell's last expression: all panels, or those named, in that order.
 
-        return dashboard(self)
+        Options: pin="right" or "bottom" keeps it at that edge while the notebook scrolls; theme "auto",
+        "light" or "dark". The same widget each time: running the cell again makes no second one.
+        """
+        from .watching import watch
+        from .widgets import Dashboard
+
+        if panels:
+            options["panels"] = list(panels)
+        return watch(self._engine).widget(Dashboard, **options)
+
+    def attach(self, widget: Any) -> None:
+        """Show this engine in a widget of `asyncllm_nb.widgets`; ``Streams(llm)`` calls it."""
+        from .watching import watch
+
+        watch(self._engine).attach(widget)
 
     def check_integrity(self) -> None:
         """Assert that every page and slot is counted once per holder. For tests; between steps."""

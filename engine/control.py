@@ -34,6 +34,16 @@ def resume(engine: Engine) -> None:
     engine.notify()
 
 
+def set_speed(engine: Engine, interval: float) -> None:
+    """Let at least `interval` seconds pass from one step to the next; 0: as fast as it goes."""
+    if not 0 <= interval <= 60:
+        raise ValueError(f"an interval between steps is 0 to 60 seconds, not {interval!r}")
+    engine.step_interval = interval
+    engine.trace.add("speed", interval=interval)
+    engine.wake()
+    engine.notify()
+
+
 async def step(engine: Engine, n: int) -> int:
     """Pause, then make `n` steps, with turns of the loop between them. Returns how many were made:
     fewer when nothing is left that can run."""

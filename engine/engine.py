@@ -69,6 +69,7 @@ class Engine:
         self.records: dict[int, BlockRecord] = {}
         self.closed = False
         self.paused = False
+        self.step_interval = 0.0  # s from the start of one step to the next, at least
         self.show_html: Callable[[object], str] | None = None  # how a notebook shows a block, a stream
         self.show_stream: Callable[[TokenStream], None] | None = None  # as a cell's last expression
         self.observers: list[Callable[[], None]] = []
@@ -179,11 +180,7 @@ class Engine:
     def _beat(self) -> None:
         if not self._beating and self._num_waiting:
             self._beating = True
-            self.loop.call_later(HEARTBEAT, self._beat_again)
-
-    def _beat_again(self) -> None:
-        self._beating = False
-        self._beat()
+            self.loop.call_later(HEARTBEAT, _beat_again, weakref.ref(self))
 
     def _tell_paused(self) -> None:
         if self.paused and not self._told_paused:
@@ -406,6 +403,14 @@ class Engine:
         self.executor.shutdown(wait=True)
         self.runner.close()
         self.wake()
+
+
+def _beat_again(ref: weakref.ref[Engine]) -> None:
+    """The timer of the heartbeat, which must not keep an engine alive that nobody else needs."""
+    engine = ref()
+    if engine is not None:
+        engine._beating = False
+        engine._beat()
 
 
 def _drop_block(ref: weakref.ref[Engine], block_id: int) -> None:

@@ -3,25 +3,33 @@
 Knows steps by number and readings as arrays; how they are measured is `measuring`'s, how they are
 drawn is the widgets'. Everything here runs on the engine's loop.
 
-Nobody looking costs one test a step. What watchers want is measured at each step and told to
-listeners; a ring keeps the last readings, and a marked step keeps its own for good.
+Nobody looking costs one test a step. What watchers want is measured at each step: shares and norms
+are recorded with the run, attention to tokens and states only of marked steps. A ring keeps the last
+readings whole, and a marked step keeps its own for good.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .blocks import BlockState, CacheBlock
-from .measuring import Floats, Halves, PartReading, Wanted, attention_layers, linear_layers
+from .measuring import Floats, PartReading, Wanted, attention_layers, linear_layers
+from .readings import (
+    MARK_BYTES,
+    Fields,
+    StepReading,
+    norms_fields,
+    shares_fields,
+    states_fields,
+    weights_fields,
+)
 from .trace import RowRecord
 from .transactions import current_transaction, visible_state
 
@@ -33,22 +41,20 @@ RING_BYTES = 64 * 2**20
 """The ring drops its oldest readings beyond either."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepReading:
-    """What was measured at one step: a reading for each of its rows, in the order of its record."""
+class _Watcher:
+    """What somebody wants to see, and how often all of it."""
 
-    step: int
-    rows: tuple[RowRecord, ...]
-    parts: tuple[PartReading, ...]
+    def __init__(self, wanted: Wanted, every: float) -> None:
+        self._wanted = wanted
+        self._every = every
+        self._last = float("-inf")  # s, when all of it was measured
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
-    def part(self, name: str) -> PartReading | None:
-        """The reading of the row that stream or request `name` had, if it had one."""
-        named = zip(self.rows, self.parts, strict=True)
-        return next((part for row, part in named if row.name == name), None)
+    def due(self, now: float, by_hand: bool) -> Wanted:
+        """What to measure at a step that begins `now`."""
+        if not by_hand and now < self._last + self._every:
+            return Wanted(shares=self._wanted.shares)
+        self._last = now
+        return self._wanted
 
 
 class Instruments:
@@ -59,9 +65,10 @@ class Instruments:
         self.attention_layers = attention_layers(engine.config)
         self.linear_layers = linear_layers(engine.config)
         self.listeners: list[Callable[[StepReading], None]] = []
+        self.clock: Callable[[], float] = time.monotonic
         self.fault = ""  # why measuring failed, if it did; the step itself went well
         self.held: list[BlockState] = []  # read by `states` just now
-        self._watchers: dict[Hashable, Wanted] = {}
+        self._watchers: dict[Hashable, _Watcher] = {}
         self._ring: OrderedDict[int, StepReading] = OrderedDict()
         self._marked: dict[int, StepReading] = {}
         self._marks_next = False
@@ -76,15 +83,18 @@ class Instruments:
         norms: bool = False,
         tokens: bool = False,
         states: Sequence[int] = (),
+        every: float = 0.0,
     ) -> None:
         """From the next step on, measure this for `who`, instead of what `who` wanted before.
 
         `shares` of attention per block, layer and head; `norms` of transitions; attention to single
-        `tokens`; `states` after a view, of these layers. Raises ValueError for a layer without one.
+        `tokens`; `states` after a view, of these layers. Shares cost nothing and are measured at each
+        step, the rest at most once in `every` seconds, but at each step while the engine is paused
+        and steps are made by hand. Raises ValueError for a layer without a state.
         """
         for layer in states:
             self.check_linear(layer)
-        self._watchers[who] = Wanted(shares, norms, tokens, frozenset(states))
+        self._watchers[who] = _Watcher(Wanted(shares, norms, tokens, frozenset(states)), every)
 
     def unwatch(self, who: Hashable = "python") -> None:
         """`who` looks no longer."""
@@ -102,8 +112,8 @@ class Instruments:
         reading = self.reading(step)
         if reading is None:
             return False
-        self._ring.pop(step, None)
-        self._marked[step] = reading
+        if self._ring.pop(step, None) is not None:
+            self._keep(reading)
         return True
 
     def unmark(self, step: int) -> None:
@@ -170,30 +180,47 @@ class Instruments:
             return Wanted(True, True, True, frozenset(self.linear_layers))
         if not self._watchers:
             return None
-        return reduce(or_, self._watchers.values())
+        engine = self._engine()
+        by_hand = engine is not None and engine.paused
+        return reduce(or_, (watcher.due(self.clock(), by_hand) for watcher in self._watchers.values()))
 
     def take(self, step: int, rows: Sequence[RowRecord], parts: Sequence[PartReading]) -> None:
         """A step was measured: keep its readings and tell the listeners."""
         reading = StepReading(step, tuple(rows), tuple(parts))
         if self._marks_next:
             self._marks_next = False
-            self._marked[step] = reading
+            self._keep(reading)
         else:
             self._ring[step] = reading
         size = sum(kept.nbytes for kept in self._ring.values())
         while self._ring and (size > RING_BYTES or len(self._ring) > RING_STEPS):
             size -= self._ring.popitem(last=False)[1].nbytes
+        self._add("shares", shares_fields(reading))
+        self._add("norms", norms_fields(reading))
         for listener in list(self.listeners):
             listener(reading)
+
+    def _keep(self, reading: StepReading) -> None:
+        """A step is marked: what it has goes into the recording too, as far as that has room."""
+        self._marked[reading.step] = reading
+        weights = weights_fields(reading)
+        if weights is not None and weights["bin"] <= MARK_BYTES:
+            self._add("weights", weights)
+        room = MARK_BYTES
+        for layer in reading.layers:
+            states = states_fields(reading, layer)
+            if states is None or states["bin"] > room:
+                break
+            room -= states["bin"]
+            self._add("states", states)
+
+    def _add(self, kind: str, fields: Fields | None) -> None:
+        engine = self._engine()
+        if fields is not None and engine is not None:
+            engine.trace.add(kind, **fields)
 
     def failed(self, error: Exception) -> None:
         """Measuring failed. It is not tried again until somebody looks anew."""
         self.fault = f"{type(error).__name__}: {error}"
         self._watchers.clear()
         self._marks_next = False
-
-
-def over_blocks(weights: Halves, lengths: Sequence[int]) -> list[Halves]:
-    """Attention to single tokens [L_a, H, tokens], cut into the blocks of the view."""
-    borders = np.cumsum(lengths)[:-1]
-    return [part for part in np.split(weights, borders, axis=-1)]

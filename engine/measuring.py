@@ -62,6 +62,13 @@ class PartReading:
     # is the state
 
     @property
+    def weights_by_block(self) -> list[Halves]:
+        """Attention to the tokens of each block: B arrays [L_a, H, tokens]; none if not measured."""
+        if self.weights is None:
+            return []
+        return list(np.split(self.weights, np.cumsum(self.lengths)[:-1], axis=-1))
+
+    @property
     def nbytes(self) -> int:
         arrays = [self.shares, self.norms, self.weights, *self.states.values()]
         return sum(array.nbytes for array in arrays if array is not None)

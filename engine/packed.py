@@ -8,7 +8,7 @@ buffer; a step that is not recorded has capacities that just fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -26,6 +26,12 @@ Shape = tuple[int, ...]
 
 COUNTS = ("items", "singles")
 """What the field `counts` holds, in this order."""
+
+LAST_FIELD = "pages"
+"""The field that varies most in length; behind the others, so that only its beginning is copied."""
+
+ALIGNMENT = 4
+"""Integers; kernels are compiled for addresses that are multiples of 16 bytes."""
 
 CHUNK = 32
 """Rows of a chunk of the gated delta rule; the kernels say why."""
@@ -75,7 +81,7 @@ def describe(batch: Batch, grouping: Grouping, max_entries: int | None = None) -
         singles = len(linear["single_row"])
         fields.update(linear)
     fields["counts"] = np.array([len(items.items), singles])
-    fields["pages"] = items.pages  # last: a copy of the buffer's beginning is enough
+    fields[LAST_FIELD] = items.pages
     return fields
 
 
@@ -126,7 +132,7 @@ def _describe_linear(batch: Batch) -> dict[str, Integers]:
 
 @dataclass(frozen=True)
 class Capacities:
-    """Where each field lies in the buffer."""
+    """Where each field lies in the buffer: one after the other, each on a border of ALIGNMENT."""
 
     shapes: Mapping[str, Shape]
 
@@ -135,9 +141,17 @@ class Capacities:
         """Capacities that just fit."""
         return Capacities({name: field.shape for name, field in fields.items()})
 
+    def places(self) -> Iterator[tuple[str, Shape, int]]:
+        """Each field's name, shape and start in the buffer."""
+        start = 0
+        for name, shape in self.shapes.items():
+            yield name, shape, start
+            start += -(-prod(shape) // ALIGNMENT) * ALIGNMENT
+
     @property
     def size(self) -> int:
-        return sum(prod(shape) for shape in self.shapes.values())
+        *_, (_, shape, start) = self.places()
+        return start + prod(shape)
 
     def fit(self, fields: Mapping[str, Integers]) -> bool:
         """Have all fields room?"""
@@ -152,27 +166,24 @@ class Capacities:
         Behind their contents fields keep what they had, except for those that say where to write:
         padding stores nothing, and merges nothing.
         """
-        at = end = 0
-        for name, shape in self.shapes.items():
+        end = 0
+        for name, shape, start in self.places():
             field, size = fields[name], prod(shape)
-            room = buffer[at : at + size].reshape(shape)
-            if field.shape != shape:
-                if name == "store_index":
-                    room[field.shape[0] :] = -1
-                elif name == "row_start":
-                    room[field.shape[0] :] = field[-1]
+            room = buffer[start : start + size].reshape(shape)
+            if name == "store_index":
+                room[field.shape[0] :] = -1
+            elif name == "row_start":
+                room[field.shape[0] :] = field[-1]
             room[tuple(slice(length) for length in field.shape)] = field
-            end = at + (field.shape[0] * prod(shape[1:]) if name == "pages" else size)
-            at += size
+            end = start + (len(field) if name == LAST_FIELD else size)
         return end
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The fields in a buffer on the device."""
-        views, at = {}, 0
-        for name, shape in self.shapes.items():
-            views[name] = buffer[at : at + prod(shape)].view(shape)
-            at += prod(shape)
-        return views
+        return {
+            name: buffer[start : start + prod(shape)].view(shape)
+            for name, shape, start in self.places()
+        }
 
 
 def pack(fields: Mapping[str, Integers], device: torch.device) -> dict[str, Tensor]:

@@ -11,7 +11,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .batch import PAGE_TOKENS
 from .blocks import BlockRecord, BlockState, CacheBlock, Draft, PendingToken
+from .measuring import attention_layers, linear_layers
 from .naming import coroutine_name
 from .observing import Seen, TaskObserver
 from .scheduler import Chunk
@@ -38,6 +40,15 @@ class Recorder:
         self._num_transactions = 0
         self._transactions: weakref.WeakKeyDictionary[Transaction, int] = weakref.WeakKeyDictionary()
         self._last_look = 0.0
+        self.trace.meta = {
+            "name": engine.name,
+            "model": engine.name,
+            "page_tokens": PAGE_TOKENS,
+            "pages": engine.memory.pages.size,
+            "slots": engine.memory.slots.size,
+            "attention_layers": attention_layers(engine.config),
+            "linear_layers": linear_layers(engine.config),
+        }
 
     # ---- blocks ---------------------------------------------------------------------------------
 

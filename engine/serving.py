@@ -48,6 +48,7 @@ class Server:
         self.step_calls: list[StepCall] = []
         self.drains: list[asyncio.Future[None]] = []
         self._boundaries: list[asyncio.Future[None]] = []
+        self._last_step = float("-inf")  # when the last step began, by the loop's clock
 
     @property
     def engine(self) -> Engine:
@@ -93,7 +94,10 @@ class Server:
             if called := self._call_consumers():
                 await self._turns(called)
                 return True
+            if self._is_early():
+                return False
             if plan := plan_step(engine.scheduler, engine.max_batch_tokens):
+                self._last_step = engine.loop.time()
                 await self._step(plan)
                 return True
             if not busy and (self._relieve_memory() or self._is_first_idle_round()):
@@ -101,7 +105,17 @@ class Server:
                 return True
         if not busy:
             self._settle()
+            engine.recorder.look()
         return busy
+
+    def _is_early(self) -> bool:
+        """Is it too early for the next step, at the speed that is set? Looks again in time."""
+        engine = self.engine
+        left = self._last_step + engine.step_interval - engine.loop.time()
+        if left > 0 and not self.step_calls:
+            engine.loop.call_later(left, engine.wake)
+            return True
+        return False
 
     async def _step(self, plan: StepPlan) -> None:
         """One forward pass, and turns for those who get something from it."""
@@ -182,6 +196,8 @@ class Server:
         for boundary in self._boundaries:
             if not boundary.done():
                 boundary.set_result(None)
+        engine.trace.add("close")
+        engine.notify()
 
     # ---- before a step --------------------------------------------------------------------------
 

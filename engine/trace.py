@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +89,7 @@ class Trace:
         self.base: State = empty_state()  # the state before it
         self.ledger = Ledger()
         self.token_texts = TokenTexts(codec)
+        self.export: Callable[[Trace, Path], Path] | None = None  # how it becomes a page of HTML
         self._records: list[Record | StepRecord] = []
         self._folded = 0  # leading records of the list that are folded and not deleted yet
         self._weight = 0
@@ -139,14 +140,27 @@ class Trace:
 
     def plain(self, start: int, stop: int | None = None) -> list[Record]:
         """Records `start` to `stop` (None: all there are) as JSON knows them; bytes stay bytes."""
+        return [self._plain(record) for record in self._kept(start, stop)]
+
+    def plain_parts(self, start: int, stop: int, size: int) -> Iterator[list[Record]]:
+        """The same in parts of `size` records. Recording may go on between two parts."""
+        kept = self._kept(start, stop)
+        for at in range(0, len(kept), size):
+            yield [self._plain(record) for record in kept[at : at + size]]
+
+    def _kept(self, start: int, stop: int | None) -> list[Record | StepRecord]:
         offset = self._folded - self.first
         stop = self.next if stop is None else min(stop, self.next)
-        found = self._records[max(start, self.first) + offset : stop + offset]
-        return [self._plain(record) for record in found]
+        return self._records[max(start, self.first) + offset : stop + offset]
+
+    def base_copy(self) -> State:
+        """A copy of the base: it changes when records are folded."""
+        copy: State = json.loads(json.dumps(self.base))
+        return copy
 
     def state(self) -> State:
         """The state after all records."""
-        return reduce(self.plain(self.first), json.loads(json.dumps(self.base)))
+        return reduce(self.plain(self.first), self.base_copy())
 
     def _plain(self, record: Record | StepRecord) -> Record:
         return record if isinstance(record, dict) else self._plain_step(record)
@@ -209,6 +223,13 @@ class Trace:
             os.unlink(temporary)
             raise
         return path
+
+    def to_html(self, file: str | os.PathLike[str]) -> Path:
+        """Write one page that plays the run with its panels, without a kernel or a network. Returns the
+        path. Raises RuntimeError outside of `AsyncLLM`, which knows how pages are drawn."""
+        if self.export is None:
+            raise RuntimeError("this trace belongs to no AsyncLLM: use asyncllm_nb.export.to_html(trace, file)")
+        return self.export(self, Path(file))
 
     @staticmethod
     def load(file: str | os.PathLike[str]) -> Trace:

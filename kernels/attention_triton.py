@@ -9,7 +9,7 @@ left, so a recorded launch serves any plan.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -75,11 +75,11 @@ def attend(
     return sums, stats
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def _attend(
-    queries: Any, keys: Any, values: Any, counts: Any, items: Any, pages: Any, entry_row: Any,
-    entry_seen: Any, cos: Any, sin: Any, sums: Any, stats: Any,
-    num_pages: Any, entries: Any, scale: Any,
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, counts: tl.tensor, items: tl.tensor, pages: tl.tensor, entry_row: tl.tensor,
+    entry_seen: tl.tensor, cos: tl.tensor, sin: tl.tensor, sums: tl.tensor, stats: tl.tensor,
+    num_pages: tl.tensor, entries: tl.tensor, scale: tl.tensor,
     PROGRAMS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr,
     QUERIES: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HALF: tl.constexpr,
     PAGE: tl.constexpr, TOKENS: tl.constexpr, PRECISE: tl.constexpr,
@@ -163,10 +163,10 @@ def merge(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def _merge(
-    sums: Any, stats: Any, row_start: Any, row_entry: Any, gate: Any, out: Any,
-    entries: Any, gate_stride: Any,
+    sums: tl.tensor, stats: tl.tensor, row_start: tl.tensor, row_entry: tl.tensor, gate: tl.tensor, out: tl.tensor,
+    entries: tl.tensor, gate_stride: tl.tensor,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ENTRIES: tl.constexpr,
     HAS_GATE: tl.constexpr,
 ) -> None:  # fmt: skip

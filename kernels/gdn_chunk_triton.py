@@ -14,7 +14,7 @@ rows read. All products are float32 (three TF32 passes on a GPU count as that).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -94,9 +94,9 @@ def convolve_many_rows(
 
 @triton.jit
 def _tap(
-    projected: Any, conv_rows: Any, source: Any, width: Any, channel: Any, inside: Any,
+    projected: tl.tensor, conv_rows: tl.tensor, source: tl.tensor, width: tl.tensor, channel: tl.tensor, inside: tl.tensor,
     CHANNELS: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> tl.tensor:  # fmt: skip
     """One raw row under a window: of the step, or of the pool."""
     number = tl.load(source).to(tl.int64)
     if number >= 0:
@@ -108,8 +108,8 @@ def _tap(
 
 @triton.jit
 def _convolve_rows(
-    projected: Any, conv: Any, decay_rate: Any, dt_bias: Any, conv_rows: Any, row: Any, windows: Any,
-    query: Any, key: Any, value: Any, log_decay: Any, beta: Any, width: Any,
+    projected: tl.tensor, conv: tl.tensor, decay_rate: tl.tensor, dt_bias: tl.tensor, conv_rows: tl.tensor, row: tl.tensor, windows: tl.tensor,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor, width: tl.tensor,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -150,7 +150,7 @@ def _convolve_rows(
 
 @triton.jit
 def _keep_rows(
-    projected: Any, conv_rows: Any, kept: Any, write_slot: Any, width: Any,
+    projected: tl.tensor, conv_rows: tl.tensor, kept: tl.tensor, write_slot: tl.tensor, width: tl.tensor,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     place, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -193,10 +193,10 @@ def gated_delta_many_rows(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _prepare(
-    query: Any, key: Any, value: Any, log_decay: Any, beta: Any, chunk_start: Any, solved_keys: Any,
-    solved_values: Any, mixing: Any, decays: Any, count: Any,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor, chunk_start: tl.tensor, solved_keys: tl.tensor,
+    solved_values: tl.tensor, mixing: tl.tensor, decays: tl.tensor, count: tl.tensor,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -248,11 +248,11 @@ def _prepare(
     tl.store(decays + (count + row) * HEADS + head, until_end, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _pass(
-    query: Any, key: Any, solved_keys: Any, solved_values: Any, mixing: Any, decays: Any,
-    chunk_start: Any, request_chunk: Any, pairs: Any, read_slot: Any, write_slot: Any, state: Any,
-    out: Any, count: Any,
+    query: tl.tensor, key: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, mixing: tl.tensor, decays: tl.tensor,
+    chunk_start: tl.tensor, request_chunk: tl.tensor, pairs: tl.tensor, read_slot: tl.tensor, write_slot: tl.tensor, state: tl.tensor,
+    out: tl.tensor, count: tl.tensor,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_KEY: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     A_BLOCKS: tl.constexpr, B_BLOCKS: tl.constexpr, ROWS: tl.constexpr,
@@ -321,7 +321,7 @@ def gated_norm_rows(
 
 @triton.jit
 def _gated_norm_rows(
-    read: Any, projected: Any, norm: Any, rows: Any, out: Any, width: Any, z_start: Any, eps: Any,
+    read: tl.tensor, projected: tl.tensor, norm: tl.tensor, rows: tl.tensor, out: tl.tensor, width: tl.tensor, z_start: tl.tensor, eps: tl.tensor,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

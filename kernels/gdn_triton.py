@@ -10,7 +10,7 @@ them writes after and others read is loaded from memory about once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -72,9 +72,9 @@ def gated_delta_single_rows(
 
 @triton.jit
 def _convolved(
-    projected: Any, conv: Any, conv_rows: Any, first: Any, second: Any, third: Any, kept_first: Any,
-    kept_second: Any, write: Any, channel: Any, inside: Any, keeps: Any, CHANNELS: tl.constexpr,
-) -> Any:  # fmt: skip
+    projected: tl.tensor, conv: tl.tensor, conv_rows: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor, kept_first: tl.tensor,
+    kept_second: tl.tensor, write: tl.tensor, channel: tl.tensor, inside: tl.tensor, keeps: tl.tensor, CHANNELS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """silu of the convolution of `channel`s of one row; keeps the newest rows in its new slot."""
     new = tl.load(projected + channel, mask=inside, other=0.0)
     x0 = tl.load(conv_rows + first * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
@@ -94,11 +94,11 @@ def _convolved(
     return y * tl.sigmoid(y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "depth"])
 def _single_rows(
-    projected: Any, conv: Any, decay_rate: Any, dt_bias: Any, norm: Any, pairs: Any, conv_rows: Any,
-    out: Any, count: Any, row: Any, read_slot: Any, write_slot: Any, chain: Any, chain_length: Any,
-    history: Any, kept_old: Any, capacity: Any, depth: Any, width: Any, eps: Any,
+    projected: tl.tensor, conv: tl.tensor, decay_rate: tl.tensor, dt_bias: tl.tensor, norm: tl.tensor, pairs: tl.tensor, conv_rows: tl.tensor,
+    out: tl.tensor, count: tl.tensor, row: tl.tensor, read_slot: tl.tensor, write_slot: tl.tensor, chain: tl.tensor, chain_length: tl.tensor,
+    history: tl.tensor, kept_old: tl.tensor, capacity: tl.tensor, depth: tl.tensor, width: tl.tensor, eps: tl.tensor,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ) -> None:  # fmt: skip

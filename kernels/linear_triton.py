@@ -7,8 +7,6 @@ handful of rows; for more, cuBLAS is faster.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -50,7 +48,7 @@ def few_rows_linear(
 
 @triton.jit
 def _linear(
-    x: Any, weight: Any, norm: Any, out: Any, rows: Any, width: Any, depth: Any, eps: Any,
+    x: tl.tensor, weight: tl.tensor, norm: tl.tensor, out: tl.tensor, rows: tl.tensor, width: tl.tensor, depth: tl.tensor, eps: tl.tensor,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_NORM: tl.constexpr,
     ADDS: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -5,8 +5,6 @@ Knows rows of activations. The meaning is that of `norm.rms_norm` and `activatio
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -30,7 +28,7 @@ def add_and_norm(hidden: Tensor, added: Tensor | None, weight: Tensor, eps: floa
 
 @triton.jit
 def _add_and_norm(
-    hidden: Any, added: Any, weight: Any, out: Any, width: Any, eps: Any,
+    hidden: tl.tensor, added: tl.tensor, weight: tl.tensor, out: tl.tensor, width: tl.tensor, eps: tl.tensor,
     HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +56,7 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_and_multiply(gate_up: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def _silu_and_multiply(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

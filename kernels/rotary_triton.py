@@ -6,7 +6,7 @@ Knows rows, pages and positions as integers. The meaning is that of `rotary`, `n
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -41,10 +41,10 @@ def angles(
     return Angles(cos, sin)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions", "count"])
 def _angles(
-    positions: Any, num_positions: Any, rows: Any, shift: Any, frequencies: Any, axes: Any,
-    cos: Any, sin: Any, count: Any, scaling: Any,
+    positions: tl.tensor, num_positions: tl.tensor, rows: tl.tensor, shift: tl.tensor, frequencies: tl.tensor, axes: tl.tensor,
+    cos: tl.tensor, sin: tl.tensor, count: tl.tensor, scaling: tl.tensor,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK: tl.constexpr, MAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -100,8 +100,8 @@ def norm_turn_store(
 
 @triton.jit
 def _norm_turn_store(
-    qkv: Any, q_norm: Any, k_norm: Any, cos: Any, sin: Any, queries: Any, keys: Any, values: Any,
-    store_index: Any, width: Any, places: Any, eps: Any,
+    qkv: tl.tensor, q_norm: tl.tensor, k_norm: tl.tensor, cos: tl.tensor, sin: tl.tensor, queries: tl.tensor, keys: tl.tensor, values: tl.tensor,
+    store_index: tl.tensor, width: tl.tensor, places: tl.tensor, eps: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GATE_HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
 ) -> None:  # fmt: skip

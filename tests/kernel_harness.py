@@ -103,9 +103,7 @@ class Kernel:
     def __enter__(self) -> Kernel:
         self._manager = KernelManager(kernel_spec_manager=_ThisPython())
         with self._log.open("wb") as log:
-            self._manager.start_kernel(
-                env=self._environment, cwd=str(self._folder), stdout=log, stderr=log
-            )
+            self._manager.start_kernel(env=self._environment, cwd=str(self._folder), stdout=log, stderr=log)
         self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=TIMEOUT)

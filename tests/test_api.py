@@ -252,8 +252,9 @@ async def test_trace_saves_what_it_holds(tmp_path: Path) -> None:
         await llm.forward(tokens(5), name_me := await llm.create_block("named"))
         file = llm.trace.save(tmp_path / "run.json")
         saved = json.loads(Path(file).read_text())
-        assert len(saved["steps"]) == len(llm.trace.steps) == 1
-        assert saved["steps"][0]["rows"][0]["block"] == name_me.name
+        steps = [record for record in saved["records"] if record["t"] == "step"]
+        assert len(steps) == len(llm.trace.steps) == 1
+        assert steps[0]["rows"][0]["b"] == name_me.id
 
 
 async def test_everything_shows_itself_in_one_line_without_tensors() -> None:

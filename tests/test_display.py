@@ -79,9 +79,7 @@ def test_code_shows_line_breaks() -> None:
     assert "a⏎b" in code("a\nb")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("abc", "abc"), ("abcd", "…cd"), ("", ""), ("a" * 99, "…aa")]
-)
+@pytest.mark.parametrize(("text", "expected"), [("abc", "abc"), ("abcd", "…cd"), ("", ""), ("a" * 99, "…aa")])
 def test_tail(text: str, expected: str) -> None:
     assert tail(text, 3) == expected
 

@@ -13,8 +13,9 @@ from literal import KeyValue, LiteralBlock, LiteralModel, Update
 from torch import Tensor
 
 from asyncllm_nb import AsyncLLM, CacheBlock
-from asyncllm_nb.engine.instruments import Instruments, StepReading, over_blocks
+from asyncllm_nb.engine.instruments import Instruments
 from asyncllm_nb.engine.measuring import PartReading, Wanted
+from asyncllm_nb.engine.readings import StepReading
 
 CLOSE = 2e-5
 HALF = 2e-3  # attention to tokens is kept in half precision
@@ -46,7 +47,7 @@ def assert_near(actual: np.ndarray, expected: Tensor, error: float) -> None:
 
 
 def instruments(llm: AsyncLLM) -> Instruments:
-    return llm._engine.instruments
+    return llm.instruments
 
 
 async def written(llm: AsyncLLM, *runs: list[int]) -> list[CacheBlock]:
@@ -94,8 +95,7 @@ async def test_attention_equals_a_direct_softmax(family: str, runs: list[list[in
     per_block = torch.stack([w.sum(-1) for w in expected.split(part.lengths, dim=-1)], dim=1)
     assert_near(part.shares, per_block, CLOSE)
     np.testing.assert_allclose(part.shares.sum(1), 1, atol=1e-5)
-    for cut, length in zip(over_blocks(part.weights, part.lengths), part.lengths, strict=True):
-        assert cut.shape[-1] == length
+    assert tuple(cut.shape[-1] for cut in part.weights_by_block) == part.lengths
 
 
 async def test_attention_reads_segments_of_merged_blocks() -> None:
@@ -222,6 +222,21 @@ async def test_nobody_looking_measures_nothing() -> None:
         part = only(heard[0])
         assert part.shares is not None and part.norms is not None and part.weights is None
         assert instruments(llm).nbytes == part.nbytes > 0
+
+
+async def test_costly_readings_are_taken_now_and_then() -> None:
+    """Shares at each step; the rest at most once in `every` seconds, and always when stepping by hand."""
+    now = 100.0
+    async with engine("qwen3_5") as llm:
+        board = instruments(llm)
+        board.clock = lambda: now
+        board.watch(shares=True, norms=True, states=[1], every=0.5)
+        whole, light = Wanted(shares=True, norms=True, layers=frozenset({1})), Wanted(shares=True)
+        assert board.wanted() == whole and board.wanted() == light
+        now = 100.6
+        assert board.wanted() == whole and board.wanted() == light
+        llm.pause()
+        assert board.wanted() == whole and board.wanted() == whole
 
 
 async def test_what_is_measured_changes_no_logits() -> None:

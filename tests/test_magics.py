@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,9 +105,10 @@ async def test_engines_are_told_apart(shell: InteractiveShell) -> None:
 
 
 def completions(shell: InteractiveShell, line: str) -> list[str]:
-    """What the Tab key offers at the end of `line`, as the kernel asks for it."""
+    """What the Tab key offers at the end of `line` beside what it offers anywhere in Python."""
     with provisionalcompleter():
-        return sorted({found.text for found in shell.Completer.completions(line, len(line))})
+        found = {found.text for found in shell.Completer.completions(line, len(line))}
+    return sorted(found - {*keyword.kwlist, *dir(builtins)})
 
 
 async def test_completion(shell: InteractiveShell) -> None:

@@ -66,8 +66,7 @@ def test_show_displays_html_and_text_under_an_id(kernel: Kernel) -> None:
 
 def test_changes_are_coalesced_and_the_last_one_is_shown(kernel: Kernel) -> None:
     cell = kernel.run_ok(
-        "live = LiveHTML(source, draw, kind='k', interval=30.0); live.show()\n"
-        "await count(live, 500)"
+        "live = LiveHTML(source, draw, kind='k', interval=30.0); live.show()\nawait count(live, 500)"
     )
     # The first picture, and the last at the end of the cell; the interval is never over.
     assert texts(cell) == ["value 0", "value 500"]
@@ -135,9 +134,7 @@ def test_the_source_is_held_weakly_and_its_last_picture_stays(kernel: Kernel) ->
 
 def test_running_the_cell_again_50_times_leaves_one_display(kernel: Kernel) -> None:
     for number in range(50):
-        kernel.run_ok(
-            f"live = LiveHTML(source, draw, kind='k'); live.show(); source.value = {number}"
-        )
+        kernel.run_ok(f"live = LiveHTML(source, draw, kind='k'); live.show(); source.value = {number}")
     cell = kernel.run_ok(
         "gc.collect()\n"
         "found = [o for o in gc.get_objects() if type(o) is LiveHTML]\n"
@@ -203,7 +200,7 @@ def test_dashboard_and_stream_in_an_executed_notebook(checkpoint: Path, tmp_path
             "from asyncllm_nb import AsyncLLM\n"
             f"llm = AsyncLLM({str(checkpoint)!r})\n"
             "(block,) = await llm.create_blocks('notes')\n"
-            "llm.dashboard()",
+            "from asyncllm_nb.dashboard import dashboard; dashboard(llm)",
             "llm.generate('abc', [block], max_tokens=20, stop='never this')",
             "await llm.drain()",
             "llm",

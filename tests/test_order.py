@@ -120,6 +120,23 @@ async def test_body_writes_to_its_own_block() -> None:
             assert block.token_ids == expected
 
 
+@pytest.mark.parametrize("family", BOTH_KINDS)
+async def test_stream_goes_on_behind_what_its_body_wrote(family: str) -> None:
+    """The token that was drawn ahead is dropped: the next one follows what is in the block now."""
+    model = literal(checkpoint(family))
+    async with engine(family) as llm:
+        prompt, block = await llm.create_blocks("prompt", "block")
+        await llm.forward(PROMPT, prompt)
+        twin_prompt, twin = read(model, PROMPT, [])
+        last = tokens(1)
+        async for token in llm.generate(last, [prompt, block], max_tokens=5, **SAMPLED):
+            twin, said = model.encode(last, [twin_prompt, twin])
+            assert token.logprob == pytest.approx(float(said[-1].log_softmax(-1)[token.id]), abs=1e-4)
+            twin, _ = model.encode([token.id], [twin_prompt, twin])
+            last = tokens(3, seed=token.id)
+            await llm.forward(last, [prompt, block])
+
+
 async def test_body_clears_and_replaces_its_own_block() -> None:
     async with engine() as llm:
         prompt, block = await llm.create_blocks("prompt", "block")

@@ -15,9 +15,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from helpers import BOTH_KINDS, HANG_SECONDS, Bench, no_deadlock, tokens, turns
+from helpers import (
+    BOTH_KINDS,
+    HANG_SECONDS,
+    Bench,
+    answer_of,
+    engine,
+    no_deadlock,
+    tokens,
+    turns,
+)
 
 from asyncllm_nb import AsyncLLM, CacheBlock, CacheFullError
+from asyncllm_nb.engine.model import Decoder
 
 SCENARIOS = 200
 PAGE = 16
@@ -197,6 +207,32 @@ class Scenario:
                         await self.attempt(action)
                 if self.random.random() < 0.4:
                     raise Undo
+
+
+@pytest.mark.parametrize("family", BOTH_KINDS)
+async def test_failed_step_leaves_everything_as_it_was(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward pass breaks once, in the middle of a long input and beside a stream's token."""
+    async with engine(family, max_batch_tokens=16) as llm:
+        block, other = await llm.create_blocks("block", "other")
+        await llm.forward(tokens(20), block)
+        iterator = aiter(llm.generate(tokens(3), other, max_tokens=9))
+        await anext(iterator)
+        before = block.token_ids
+        llm.pause()
+        writing = asyncio.create_task(answer_of(llm.forward(tokens(90), block)))
+        assert await llm.step(2) == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(Decoder, "forward", broken_forward)
+            llm.resume()
+            assert isinstance(await writing, MemoryError)
+        assert block.token_ids == before
+        yielded = other.token_ids
+        await llm.forward([5], [block, other])
+        assert other.token_ids == [*yielded, 5]
+
+
+def broken_forward(*_: object, **__: object) -> None:
+    raise MemoryError("no memory for the step")
 
 
 @pytest.fixture(scope="module")

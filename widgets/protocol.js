@@ -30,7 +30,16 @@
 //   speed    interval                     s from one step to the next at least; 0: as fast as it can
 //   control  what, answer, ok             what a person asked for in a view, and what became of it
 //   mark     n, note                      a person marked step n
-//   others   (shares, norms, …)           do not change the state; panels read them by store.readings(t)
+//   others                                do not change the state; panels read them by store.readings(t):
+//   shares   n, rows, bin                 attention per block at step n. Row: r, layers, heads, mean (per block),
+//                                         q: bytes [layers, blocks, heads], 255 is 1. heads 1: averaged
+//   norms    the same                     how much of the past each block lets through, per GDN layer
+//   weights  n, rows, bin                 attention of a row's last token to each token. Row: r, lengths (tokens
+//                                         of each block), layers, heads, peak [layers * heads], q: bytes
+//                                         [layers, heads, tokens], 255 is the peak
+//   states   n, layer, rows, bin          the state after the view. Row: r, shape [blocks, heads, d_v, d_k], peak
+//                                         [heads], q: signed bytes, 127 is the peak; the sum over blocks is it
+//   bin says that a record holds bytes, and how many.
 //
 // A record with bytes in it says bin: how many. In a message each is {$b: i}, buffer i of the message; in
 // a file {$base64: "…"}.
@@ -42,6 +51,8 @@
 //   {type: "ack", client, next}           it has all records before number `next`
 //   {type: "visible", client, visible, panels}  panels: names of those on screen
 //   {type: "control", client, id, command, …}   see asyncllm_nb/controls.py
+//   {type: "read", client, id, what, n, exact, r, layer}  a reading that the recording has not: "weights" or
+//                                         "states" of request r at step n, or (not exact) the newest one
 //   {type: "choose", choices}             zoom, pin, typed text: kept in the kernel for the next page
 //   {type: "ping", client}
 //
@@ -50,6 +61,8 @@
 //                                         meta and base come with part 0
 //   {type: "delta", first, records}       for everybody; a view that lacks records before `first` says "ready"
 //   {type: "answer", client, id, ok, text}  a control is done, or why not
+//   {type: "reading", client, id, records}  the record that answers a "read"; none: there is no such reading
+//   {type: "who", client}                 the kernel had given this page up: say again what is visible
 //   {type: "error", text}                 a callback in the kernel failed
 //   {type: "pong"}
 

@@ -1,0 +1,160 @@
+"""Decode steps as recorded CUDA graphs: one launch for a whole forward pass and its greedy tokens.
+
+Knows the fused decoder, packed fields and CUDA graphs. Knows no requests: a step that fits no
+recording is told so, and the caller runs it unrecorded.
+
+A graph is recorded for a number of rows, the first time that a step needs it. Which blocks a row
+reads, their lengths, pages and slots are data in the plan's buffer, not part of the recording. Rows
+that a step does not need store nothing and read nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import ModelConfig
+from .fused import FusedDecoder
+from .memory import CacheTensors
+from .packed import COUNTS, LAST_FIELD, Capacities, Grouping, Integers
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Numbers of rows that are recorded. Other numbers run with padding."""
+
+ENTRIES_PER_ROW = 64
+"""Partial results of attention that a row of a recorded step may have, on average."""
+
+MAX_DEPTH = 32
+"""Blocks before the written one that a recorded step can walk along."""
+
+MAX_PAGES = 1 << 16
+
+
+@dataclass(frozen=True)
+class GreedyStep:
+    """What a step gives, on the device; a recorded one's tensors are overwritten by the next."""
+
+    logits: Tensor  # [R, vocab] float32
+    ids: Tensor  # [R] the most probable tokens
+    logprobs: Tensor  # [R] float32, theirs
+
+
+def greedy(logits: Tensor) -> GreedyStep:
+    """The most probable token of each row (the lowest id of equals) and its log-probability."""
+    ids = logits.argmax(-1)
+    logprobs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
+    return GreedyStep(logits, ids, logprobs)
+
+
+def capacities(config: ModelConfig, rows: int) -> Capacities:
+    """Room for a decode step of `rows` rows, each of a request of its own."""
+    entries = ENTRIES_PER_ROW * rows
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_ids": (rows,),
+        "positions": (3, rows),
+        "store_positions": (3, rows),
+        "store_index": (rows,),
+        "logit_rows": (rows,),
+        "entry_row": (entries,),
+        "entry_seen": (entries,),
+        "entry_shift": (entries,),
+        "entry_block": (entries,),
+        "row_entry": (entries,),
+        "row_start": (rows + 1,),
+        "items": (entries, 5),
+    }
+    if config.is_hybrid:
+        shapes |= {
+            "single_row": (rows,),
+            "single_read": (rows,),
+            "single_write": (rows,),
+            "single_chain": (rows, MAX_DEPTH),
+            "single_length": (rows,),
+            "single_history": (rows, 3),
+            "single_kept": (rows, 3),
+        }
+    shapes["counts"] = (len(COUNTS),)
+    shapes[LAST_FIELD] = (MAX_PAGES,)
+    return Capacities(shapes)
+
+
+class DecodeGraphs:
+    """Recorded decode steps of one decoder over one cache. Used by one thread."""
+
+    def __init__(self, decoder: FusedDecoder, cache: CacheTensors, device: torch.device) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._device = device
+        self._recordings: dict[int, _Recording] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @staticmethod
+    def bucket(num_rows: int) -> int | None:
+        """The recorded number of rows that serves `num_rows`; None if there are too many."""
+        return next((rows for rows in BUCKETS if rows >= num_rows), None)
+
+    def run(self, fields: dict[str, Integers], grouping: Grouping) -> GreedyStep | None:
+        """Run a decode step, recording it first if need be. None if it fits no recording.
+
+        `fields` and `grouping` as for `packed.describe`, with the grouping of the bucket's rows.
+        """
+        num_rows = len(fields["token_ids"])
+        rows = self.bucket(num_rows)
+        if rows is None:
+            return None
+        recording = self._recordings.get(rows)
+        if recording is None:
+            recording = _Recording(rows, grouping, self._decoder, self._cache, self._device, self._pool)
+            self._recordings[rows] = recording
+        if not recording.capacities.fit(fields):
+            return None
+        return recording.replay(fields, num_rows)
+
+    def release(self) -> None:
+        """Give the recordings' memory back."""
+        self._recordings.clear()
+
+
+class _Recording:
+    """One recorded step: a buffer for its plan, and its results."""
+
+    def __init__(
+        self,
+        rows: int,
+        grouping: Grouping,
+        decoder: FusedDecoder,
+        cache: CacheTensors,
+        device: torch.device,
+        pool: tuple[int, int],
+    ) -> None:
+        self.capacities = capacities(decoder.config, rows)
+        size = self.capacities.size
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self._numbers = self._host.numpy()
+        self._plan = torch.zeros(size, dtype=torch.int32, device=device)
+        fields = self.capacities.views(self._plan)
+        fields["store_index"].fill_(-1)  # while it is recorded, all rows are padding
+        fields["logit_rows"].copy_(torch.arange(rows))
+
+        def step() -> GreedyStep:
+            return greedy(decoder.forward(fields, cache, grouping.group))
+
+        step()  # compiles kernels and makes workspaces, which must not happen while recording
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self._result = step()
+
+    def replay(self, fields: dict[str, Integers], num_rows: int) -> GreedyStep:
+        rows = self.capacities.shapes["logit_rows"][0]
+        fields = {**fields, "logit_rows": np.arange(rows)}
+        end = self.capacities.fill(self._numbers, fields)
+        self._plan[:end].copy_(self._host[:end], non_blocking=True)
+        self._graph.replay()
+        result = self._result
+        return GreedyStep(
+            result.logits[:num_rows], result.ids[:num_rows], result.logprobs[:num_rows]
+        )

@@ -1,0 +1,60 @@
+// Heat maps on a canvas: numbers as squares of one colour, or of two around zero. Knows numbers only.
+
+const POSITIVE = [213, 94, 0]; // orange
+const NEGATIVE = [0, 114, 178]; // blue
+
+export function rgbOf(colour) {
+  const number = parseInt(colour.slice(1, 7), 16);
+  return [number >> 16, (number >> 8) & 255, number & 255];
+}
+
+/** 0 … 1 as a colour's strength over whatever lies below: rgba. */
+export const strength = (colour) => {
+  const [red, green, blue] = rgbOf(colour);
+  return (value) => [red, green, blue, 255 * Math.min(1, Math.max(0, value))];
+};
+
+/** −1 … 1 as blue … nothing … orange. */
+export function signed(value) {
+  const colour = value < 0 ? NEGATIVE : POSITIVE;
+  return [...colour, 255 * Math.min(1, Math.abs(value))];
+}
+
+/** Paint rows × columns values into a rectangle. valueAt(row, column) -> number; colourOf(number) -> rgba. */
+export function paintHeat(context, box, rows, columns, valueAt, colourOf) {
+  if (!rows || !columns) return;
+  const image = new ImageData(columns, rows);
+  for (let row = 0; row < rows; row++)
+    for (let column = 0; column < columns; column++)
+      image.data.set(colourOf(valueAt(row, column)), 4 * (row * columns + column));
+  const small = document.createElement("canvas");
+  Object.assign(small, { width: columns, height: rows });
+  small.getContext("2d").putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = columns > box.width || rows > box.height;
+  context.drawImage(small, box.x, box.y, box.width, box.height);
+}
+
+/** A thin frame around a rectangle. */
+export function frameBox(context, { x, y, width, height }, colour) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+}
+
+/** A <select> whose options follow the data. set([[value, label], …], chosen) changes it only if needed. */
+export function makeSelect(h, label, onchange) {
+  const select = h("select", { "aria-label": label, onchange: () => onchange(select.value) });
+  const el = h("label", { class: "allm-choice" }, `${label} `, select);
+  let drawn = "";
+  return {
+    el, select,
+    set(options, chosen) {
+      const text = JSON.stringify(options);
+      if (text !== drawn && document.activeElement !== select) {
+        drawn = text;
+        select.replaceChildren(...options.map(([value, name]) => h("option", { value }, name)));
+      }
+      if (document.activeElement !== select) select.value = String(chosen);
+    },
+  };
+}
