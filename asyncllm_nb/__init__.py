@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# At once, not lazily: a submodule with the name of its function would hide it once it is imported.
+from .check import check
+from .run import run
+
 if TYPE_CHECKING:
-    from .check import check as check
     from .engine.blocks import CacheBlock as CacheBlock
     from .engine.errors import AsyncLLMError as AsyncLLMError
     from .engine.errors import CacheFullError as CacheFullError
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from .llm import ForwardOutput as ForwardOutput
     from .magics import load_ipython_extension as load_ipython_extension
     from .replaying import replay as replay
-    from .run import run as run
 
 __version__ = "0.1.0"
 
@@ -36,10 +38,8 @@ _HOMES = {
     "CacheBlock": "engine.blocks",
     "Token": "engine.streams",
     "TokenStream": "engine.streams",
-    "check": "check",
     "load_ipython_extension": "magics",
     "replay": "replaying",
-    "run": "run",
 }
 
 __all__ = [

@@ -102,7 +102,7 @@ BLOCK_COLUMNS = (
     "written by",
     "read by",
     "of the pool",
-    "end",
+    "end of its text",
 )
 
 

@@ -41,9 +41,7 @@ def display_stream(stream: TokenStream) -> None:
     """
     loop = kernel_loop()
     if loop is None:
-        raise NotImplementedError(
-            "there is no kernel to show a stream in"
-        )  # IPython: show the repr
+        raise NotImplementedError("there is no kernel to show a stream in")  # IPython: show the repr
     live = LiveHTML(stream, draw_stream, kind="stream")
     reading = _read(stream, live)
     # A stream without a name is called after the coroutine that reads it: here, after the cell.

@@ -18,8 +18,8 @@ from .engine import control, operations
 from .engine.blocks import CacheBlock
 from .engine.build import build_engine
 from .engine.config import ModelConfig
-from .engine.instruments import Instruments
 from .engine.continuing import may_go_on
+from .engine.instruments import Instruments
 from .engine.integrity import check_integrity
 from .engine.probing import probe
 from .engine.requests import Encoding, Operation
@@ -93,6 +93,7 @@ class AsyncLLM:
         self._model = os.fspath(model)
         self._engine, self._budget = build_engine(
             folder,
+            model=self._model,
             name=name,
             device=device,
             dtype=dtype,

@@ -56,7 +56,7 @@ class Looking:
         """The record that answers a view's question; None if there is no such reading.
 
         question: ``what`` ("weights" or "states"), ``n`` (a step), ``exact`` (that step and no other), ``r``
-        (a request), ``layer`` (of states). Raises ValueError for others.
+        (a request), and of states ``layer`` and ``view`` (ids of blocks). Raises ValueError for others.
         """
         engine = self._engine()
         what, request = str(question["what"]), int(question["r"])
@@ -66,7 +66,7 @@ class Looking:
             layer = int(question["layer"])
             engine.instruments.check_linear(layer)
             if not question.get("exact"):
-                return await self._states_now(engine, request, layer)
+                return await self._states_now(engine, request, list(map(int, question["view"])), layer)
             kept = engine.instruments.reading(int(question["n"]))
             return None if kept is None else _record("states", states_fields(_only(kept, request), layer))
         if what == "weights":
@@ -84,15 +84,16 @@ class Looking:
                 return found
         return None
 
-    async def _states_now(self, engine: Engine, request: int, layer: int) -> Fields | None:
-        """The state after the view that a stream reads, as its blocks are at this moment."""
-        stream = next((s for s in engine.recent_streams() if s.number == request), None)
-        if stream is None or any(block._record.freed for block in stream.view):
+    async def _states_now(self, engine: Engine, request: int, view: list[int], layer: int) -> Fields | None:
+        """The state after the blocks `view` (ids) as they are at this moment; None if one was freed."""
+        live = {block.id: block for block in engine.blocks.values()}
+        blocks = [live[number] for number in view if number in live]
+        if not blocks or len(blocks) < len(view):
             return None
-        found = await engine.instruments.states(stream.view, layer)
-        names = tuple((block.name, block.version) for block in stream.view)
-        row = RowRecord(stream.name or "stream", "decode", stream.block.name, names, 0, (), request)
-        part = PartReading(tuple(block.num_tokens for block in stream.view), states={layer: found})
+        found = await engine.instruments.states(blocks, layer)
+        versions = tuple((block.name, block.version) for block in blocks)
+        row = RowRecord("", "decode", blocks[-1].name, versions, 0, (), request)
+        part = PartReading(tuple(block.num_tokens for block in blocks), states={layer: found})
         reading = StepReading(engine.server.stepper.num_steps, (row,), (part,))
         return _record("states", states_fields(reading, layer))
 

@@ -83,21 +83,20 @@ class Commands:
     def views(self, line: str = "") -> Shown:
         """%views [ENGINE] [COROUTINE ...]: what each coroutine reads, in order; the last is written."""
         llm, words = self._engine(line)
-        snapshot = llm.snapshot()
-        streams = snapshot["streams"]
+        streams, names = _streams(llm)
         if words:
-            names = [_known(word, _names_of(streams), "stream") for word in words]
-            streams = [stream for stream in streams if stream["name"] in names]
-        blocks = {block["name"]: block for block in snapshot["blocks"]}
+            wanted = [_known(word, _names_of(streams), "stream") for word in words]
+            streams = [stream for stream in streams if stream["name"] in wanted]
+        live = {block.id: block.num_tokens for block in llm.blocks.values()}
         columns = ("coroutine", "state", "reads, in order", "writes", "tokens")
         html_rows, text_rows = [], []
         for stream in streams:
             *read, written = stream["view"]
-            facts = [stream["name"] or "stream", stream["reason"] or stream["state"]]
+            facts = [stream["name"], stream["reason"] or stream["state"]]
             count = str(stream["tokens"])
-            labels = " → ".join(_label(name, blocks) for name in read)
-            html_rows.append([*map(escape, facts), labels, _label(written, blocks), count])
-            text_rows.append([*facts, " → ".join(read), written, count])
+            labels = [_label(number, names[number], live) for number in stream["view"]]
+            html_rows.append([*map(escape, facts), " → ".join(labels[:-1]), labels[-1], count])
+            text_rows.append([*facts, " → ".join(names[number] for number in read), names[written], count])
         if not streams:
             return Shown(muted("no coroutine has read a stream yet"), "no coroutine has read a stream yet")
         return Shown(table(columns, html_rows, numeric=(4,)), text_table(columns, text_rows))
@@ -169,7 +168,7 @@ class Commands:
         if command == "trace":
             yield from TRACE_WORDS if not words else ()
         else:
-            names = llm.blocks if command == "blocks" else _names_of(llm.snapshot()["streams"])
+            names = llm.blocks if command == "blocks" else _names_of(_streams(llm)[0])
             yield from (shlex.quote(name) if " " in name else name for name in names if name not in words)
 
 
@@ -196,11 +195,19 @@ def _names_of(streams: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(stream["name"] for stream in streams if stream["name"]))
 
 
-def _label(name: str, blocks: dict[str, dict[str, Any]]) -> str:
-    block = blocks.get(name)
-    if block is None:
-        return f"{escape(name)} {muted('(freed)')}"
-    return f"{block_label(block['id'], name)} {muted(str(block['tokens']))}"
+def _streams(llm: AsyncLLM) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Streams as the trace has them, those that have ended lately too, and the names of all blocks."""
+    requests = llm.trace.state()["requests"].values()
+    names = {record["id"]: record["name"] for record in llm.trace.plain(0) if record["t"] == "block"}
+    names |= {block.id: block.name for block in llm.blocks.values()}
+    streams = [request for request in requests if request["kind"] == "stream"]
+    return streams, {number: names.get(number, f"block{number}") for s in streams for number in s["view"]}
+
+
+def _label(number: int, name: str, live: dict[int, int]) -> str:
+    """`live`: tokens of the blocks that are not freed."""
+    count = str(live[number]) if number in live else "(freed)"
+    return f"{block_label(number, name)} {muted(count)}"
 
 
 def _blocks_text(snapshot: dict[str, Any]) -> str:

@@ -43,7 +43,8 @@ def block_mark(block_id: int) -> str:
 def block_label(block_id: int, name: str) -> str:
     """HTML of a block's mark in its colour, and its name."""
     colour, mark = block_colour(block_id), block_mark(block_id)
-    return f'<span style="color:{colour}" title="block {block_id}">{mark}</span> {escape(name)}'
+    sign = f'<span style="color:{colour}" title="block {block_id}">{mark}</span>'
+    return f'<span style="white-space:nowrap">{sign} {escape(name)}</span>'
 
 
 def muted(text: str) -> str:
@@ -55,10 +56,8 @@ def bar(share: float, colour: str) -> str:
     """HTML of a small bar that is filled by `share` (0 to 1), with the number in per cent."""
     filled = f"display:inline-block;width:{share:.1%};height:0.7em;background:{colour}"
     frame = f"display:inline-block;width:5em;height:0.7em;background:{GROUND};text-align:left"
-    return (
-        f'<span style="{frame}"><span style="{filled}"></span></span>'
-        f'<span style="font-size:85%"> {share:.1%}</span>'
-    )
+    drawn = f'<span style="{frame}"><span style="{filled}"></span></span>'
+    return f'<span style="white-space:nowrap">{drawn} {share:.1%}</span>'
 
 
 def code(text: str) -> str:
@@ -77,9 +76,7 @@ def _box(colour: str) -> str:
     return f"white-space:pre-wrap;{rule};padding:2px 0 2px 10px;margin:4px 0"
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()
-) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
     """An HTML table: `columns` are plain text, the cells of `rows` HTML. `numeric`: indices of
     columns that align right."""
     sides = ["right" if index in numeric else "left" for index in range(len(columns))]

@@ -9,6 +9,7 @@ import sys
 import weakref
 
 from .engine.engine import Engine
+from .host import shell
 
 _engines: weakref.WeakValueDictionary[tuple[str, str], Engine] = weakref.WeakValueDictionary()
 """The notebook's engines by (model folder, name). Making one again closes the earlier one."""
@@ -41,10 +42,25 @@ def remember(engine: Engine, folder: str) -> None:
         _engines[folder, engine.name] = engine
 
 
+def current_cell() -> object:
+    """Identifies the cell that the running code belongs to, also in a task that it started."""
+    parent = sys.modules["IPython"].get_ipython().get_parent()
+    return parent.get("header", {}).get("msg_id")
+
+
+def cell_name(file: str) -> str | None:
+    """What the notebook calls the cell whose code has this file name: "In [3]"; None for other files."""
+    found = shell().compile.format_code_name(file)
+    return f"In [{found[1][3:-1]}]" if found and found[1].startswith("In[") else None
+
+
 def install_displays(engine: Engine) -> None:
-    """Let blocks, streams and engines show themselves with the dashboard's colours."""
+    """Let blocks, streams and engines show themselves with the dashboard's colours, and messages find
+    their cells."""
     if in_notebook():
         from . import display
 
+        engine.current_cell = current_cell
         engine.show_html = display.show_html
         engine.show_stream = display.display_stream
+        engine.recorder.tasks.cell_name = cell_name

@@ -75,8 +75,8 @@ class Showing:
         return len(self.ends) >= UNACKNOWLEDGED
 
 
-_showing: weakref.WeakSet[Publisher] = weakref.WeakSet()
-"""Publishers with something on screen: they share the budget of messages."""
+_busy: weakref.WeakSet[Publisher] = weakref.WeakSet()
+"""Publishers that had something to send in their last tick: they share the budget of messages."""
 
 
 class Publisher:
@@ -106,6 +106,7 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._panels: frozenset[str] = frozenset()
+        self._plain: dict[int, list[Message]] = {}  # of this tick: widgets mostly get the same records
         self.num_messages = 0  # ever sent
 
     # ---- what widgets call, on any thread -------------------------------------------------------
@@ -191,7 +192,6 @@ class Publisher:
     def _watch(self) -> None:
         shown = (c for showing in self._widgets.values() for c in showing.clients.values())
         panels = frozenset(panel for client in shown if client.visible for panel in client.panels)
-        (_showing.add if panels else _showing.discard)(self)
         if panels != self._panels:
             self._panels = panels
             self._on_watch(panels)
@@ -205,18 +205,27 @@ class Publisher:
 
     async def _publish(self) -> None:
         """Runs while a widget has a page open."""
-        while any(showing.clients for showing in self._widgets.values()):
-            await self._wait_for_news()
-            self._before_tick()
-            now = self._clock()
-            for widget, showing in list(self._widgets.items()):
-                try:
-                    await self._serve(widget, showing)
-                except Exception as error:
-                    self._send(widget, {"type": "error", "text": f"{type(error).__name__}: {error}"})
-                showing.forget_gone(now)
-            self._watch()
-            await asyncio.sleep(self._pause())
+        try:
+            while any(showing.clients for showing in self._widgets.values()):
+                await self._wait_for_news()
+                await self._tick()
+                await asyncio.sleep(self._pause())
+        finally:
+            _busy.discard(self)
+
+    async def _tick(self) -> None:
+        """Send each widget what is new to it."""
+        self._before_tick()
+        before, now = self.num_messages, self._clock()
+        for widget, showing in list(self._widgets.items()):
+            try:
+                await self._serve(widget, showing)
+            except Exception as error:
+                self._send(widget, {"type": "error", "text": f"{type(error).__name__}: {error}"})
+            showing.forget_gone(now)
+        self._plain.clear()
+        self._watch()
+        (_busy.add if self.num_messages > before else _busy.discard)(self)
 
     async def _wait_for_news(self) -> None:
         """Until there may be something to send; what coroutines do is looked at in any case while
@@ -229,9 +238,8 @@ class Publisher:
         self._news.clear()
 
     def _pause(self) -> float:
-        num_widgets = sum(
-            showing.visible for publisher in _showing for showing in publisher._widgets.values()
-        )
+        showings = (showing for publisher in _busy for showing in publisher._widgets.values())
+        num_widgets = sum(showing.visible for showing in showings)
         return max(INTERVAL, num_widgets / MAX_RATE)
 
     async def _serve(self, widget: Channel, showing: Showing) -> None:
@@ -264,7 +272,9 @@ class Publisher:
     def _send_delta(self, widget: Channel, showing: Showing) -> None:
         trace = self._trace
         first = max(showing.sent, trace.first)  # a view that lacks the records between asks anew
-        records = trace.plain(first, first + 4 * PART)
+        if first not in self._plain:
+            self._plain[first] = trace.plain(first, first + 4 * PART)
+        records = self._plain[first]
         self._send_records(widget, {"type": "delta", "first": first}, records)
         showing.sent = first + len(records)
         showing.ends.append(showing.sent)

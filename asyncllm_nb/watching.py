@@ -14,6 +14,7 @@ from .engine.engine import Engine
 from .host import kernel_loop, running_loop
 from .looking import Looking
 from .publisher import Channel, Publisher
+from .static_form import StaticForm
 from .widgets.base import Message, Widget
 
 _watches: weakref.WeakKeyDictionary[Engine, Watch] = weakref.WeakKeyDictionary()
@@ -33,8 +34,11 @@ class Watch:
         )
         self._controls = Controls(engine)
         self._looking = Looking(engine)
+        self._static = StaticForm(engine)
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds tasks only weakly
-        engine.observers.append(self.publisher.notice)
+        engine.observers += (self.publisher.notice, self._static.notice)
+        publisher = self.publisher
+        engine.recorder.tasks.shows_errors = lambda: "streams" in publisher.panels
         self._shown: dict[type[Widget], Widget] = {}
 
     def attach(self, widget: Widget) -> None:
@@ -42,7 +46,7 @@ class Watch:
         loop = running_loop() or kernel_loop()
         if loop is not None:  # without one no view can ever open
             self.publisher.start(loop)
-            widget.handle(self.publisher.receive)
+            widget.handle(self.publisher.receive, self._static.show)
 
     def widget(self, kind: type[Widget], **options: Any) -> Widget:
         """The engine's widget of a class: made when first asked for, and the same from then on, so that

@@ -47,9 +47,7 @@ QWEN35_9B: dict[str, Any] = {
 """The text model of Qwen3.5-9B: 24 Gated DeltaNet layers and 8 of full attention."""
 
 
-def random_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0
-) -> Weights:
+def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
     """Weights of `config` drawn on `device`: embeddings of unit scale, matrices of 0.5 / √fan-in."""
     generator = torch.Generator(device).manual_seed(seed)
 

@@ -167,6 +167,7 @@ def load_tokenizer(folder: Path) -> Any | None:
 def build_engine(
     folder: Path,
     *,
+    model: str,
     name: str,
     device: str | torch.device,
     dtype: str | torch.dtype,
@@ -196,6 +197,7 @@ def build_engine(
         Codec(load_tokenizer(folder)),
         Memory(budget.num_pages, budget.num_slots, config.is_hybrid),
         Runner(Decoder(config, weights), cache, chosen),
+        model=model,
         name=name,
         max_batch_tokens=max_batch_tokens,
         seed=seed,

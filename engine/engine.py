@@ -10,10 +10,9 @@ import asyncio
 import sys
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from .blocks import BlockRecord, CacheBlock, Memory, PendingToken
@@ -37,10 +36,6 @@ T = TypeVar("T")
 HEARTBEAT = 0.1  # s; an idle event loop would not notice the notebook's stop button
 PAUSE_NOTICE = 2.0  # s until somebody who waits on a paused engine is told so
 
-_loops: ContextVar[tuple[int, ...]] = ContextVar("asyncllm_nb_loops", default=())
-"""Numbers of the streams in whose ``async for`` the running task is, or was started."""
-
-
 class Engine:
     """Shared-memory inference for one model. Made by `build.build_engine`; used through `AsyncLLM`."""
 
@@ -51,6 +46,7 @@ class Engine:
         memory: Memory,
         runner: Runner,
         *,
+        model: str,
         name: str,
         max_batch_tokens: int,
         seed: int,
@@ -65,17 +61,17 @@ class Engine:
         self.max_positions = config.max_positions
         self.eos_ids = frozenset(config.eos_token_ids)
         self.scheduler = Scheduler(memory)
-        self.trace = Trace(name, codec)
+        self.trace = Trace(model, codec)
         self.records: dict[int, BlockRecord] = {}
         self.closed = False
         self.paused = False
         self.step_interval = 0.0  # s from the start of one step to the next, at least
+        self.current_cell: Callable[[], object] | None = None  # the cell that the running code is of
         self.show_html: Callable[[object], str] | None = None  # how a notebook shows a block, a stream
         self.show_stream: Callable[[TokenStream], None] | None = None  # as a cell's last expression
         self.observers: list[Callable[[], None]] = []
         self.num_streams = 0  # ever made: seeds those without a seed
         self.num_generated = 0  # tokens yielded
-        self.waiting_inside: Counter[int] = Counter()  # stream number -> waits from its loop body
         self._handles: weakref.WeakValueDictionary[int, CacheBlock] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()  # ids of blocks whose last reference is gone
         self._released: deque[weakref.ref[TokenStream]] = deque()  # streams whose loop was left
@@ -88,9 +84,9 @@ class Engine:
         self._ended_streams: deque[weakref.ref[TokenStream]] = deque(maxlen=16)
         self._order = 0
         self._next_id = 0
-        self._num_waiting = 0
+        self.awaited: set[asyncio.Future[Any]] = set()  # futures of the engine that somebody awaits
         self._beating = False
-        self._told_paused = False
+        self._told_paused: set[object] = set()  # cells that know that the engine is paused
         self.server = Server(self)
         self.recorder = Recorder(self)
         self.instruments = Instruments(self)
@@ -165,26 +161,25 @@ class Engine:
 
     async def wait(self, future: asyncio.Future[T]) -> T:
         """Await something of the engine, with a heartbeat that keeps the stop button working."""
-        self._num_waiting += 1
+        self.awaited.add(future)
         self._beat()
-        inside = _loops.get()
-        self.waiting_inside.update(inside)
         notice = self.loop.call_later(PAUSE_NOTICE, self._tell_paused)
         try:
             return await future
         finally:
             notice.cancel()
-            self.waiting_inside.subtract(inside)
-            self._num_waiting -= 1
+            self.awaited.discard(future)
 
     def _beat(self) -> None:
-        if not self._beating and self._num_waiting:
+        if not self._beating and self.awaited:
             self._beating = True
             self.loop.call_later(HEARTBEAT, _beat_again, weakref.ref(self))
 
     def _tell_paused(self) -> None:
-        if self.paused and not self._told_paused:
-            self._told_paused = True
+        """Runs in the context of who waits, so that the words reach the right cell, once each."""
+        cell = self.current_cell() if self.current_cell else None
+        if self.paused and cell not in self._told_paused:
+            self._told_paused.add(cell)
             print(
                 f"This cell waits for engine {self.name!r}, which is paused: call resume(), or step().",
                 file=sys.stderr,
@@ -286,7 +281,6 @@ class Engine:
         stream.name = unique_name(stream.name or coroutine_name(task), taken)
         self.scheduler.streams.append(stream)
         self.recorder.stream_begun(stream, task)
-        _loops.set((*_loops.get(), stream.number))
 
     def recent_streams(self) -> list[TokenStream]:
         """Streams that are read now and the last ones that ended, oldest first."""
@@ -385,7 +379,7 @@ class Engine:
                 )
 
     def forget_pause_notice(self) -> None:
-        self._told_paused = False
+        self._told_paused.clear()
 
     def fail(self, error: Exception) -> None:
         """A fault of the engine's own: nobody may go on to wait for it, nor use what it left."""

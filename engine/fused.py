@@ -31,8 +31,11 @@ from .weights import AttentionWeights, DeltaNetWeights, LayerWeights
 
 Fields = Mapping[str, Tensor]
 
-NARROW_ROWS = 4
-"""Steps of at most this many rows cut attention for few readers."""
+DECODE_ROWS = 64
+"""Steps of at most this many rows cut attention for few readers, larger ones for many."""
+
+FEW_QUERIES, MANY_QUERIES = 16, 64
+"""Query heads that a program attends with, in such steps."""
 
 
 class FusedDecoder:
@@ -58,7 +61,7 @@ class FusedDecoder:
     def grouping(self, num_rows: int) -> Grouping:
         """How a step of `num_rows` rows cuts attention into items."""
         columns = padded_heads(self.config.num_heads, self.config.num_kv_heads)
-        queries = 16 if num_rows <= NARROW_ROWS else 64
+        queries = FEW_QUERIES if num_rows <= DECODE_ROWS else MANY_QUERIES
         return Grouping(self.config.num_kv_heads, max(1, queries // columns), self.processors)
 
     def forward(self, fields: Fields, cache: CacheTensors, group: int) -> Tensor:
@@ -148,9 +151,7 @@ class FusedDecoder:
                 self._sizes,
             )
             read = gated_delta_many_rows(made, pairs, step.fields["many_read"], state, step.many)
-            gated_norm_rows(
-                read, projected, weights.norm, step.many.row, out, config.conv_channels, eps
-            )
+            gated_norm_rows(read, projected, weights.norm, step.many.row, out, config.conv_channels, eps)
         return out
 
     def _add_mlp(self, hidden: Tensor, layer: LayerWeights) -> None:

@@ -11,21 +11,23 @@ that a step does not need store nothing and read nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import Batch
 from .config import ModelConfig
 from .fused import FusedDecoder
 from .memory import CacheTensors
-from .packed import COUNTS, LAST_FIELD, Capacities, Grouping, Integers
+from .packed import COUNTS, LAST_FIELD, Capacities, Grouping, Integers, describe
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Numbers of rows that are recorded. Other numbers run with padding."""
 
-ENTRIES_PER_ROW = 64
-"""Partial results of attention that a row of a recorded step may have, on average."""
+ENTRIES_PER_ROW, MIN_ENTRIES = 64, 256
+"""Partial results of attention that a row of a recorded step may have, on average; in all, at least."""
 
 MAX_DEPTH = 32
 """Blocks before the written one that a recorded step can walk along."""
@@ -49,9 +51,14 @@ def greedy(logits: Tensor) -> GreedyStep:
     return GreedyStep(logits, ids, logprobs)
 
 
+def max_entries(rows: int) -> int:
+    """Partial results of attention that a recorded step of `rows` rows has room for."""
+    return max(MIN_ENTRIES, ENTRIES_PER_ROW * rows)
+
+
 def capacities(config: ModelConfig, rows: int) -> Capacities:
     """Room for a decode step of `rows` rows, each of a request of its own."""
-    entries = ENTRIES_PER_ROW * rows
+    entries = max_entries(rows)
     shapes: dict[str, tuple[int, ...]] = {
         "token_ids": (rows,),
         "positions": (3, rows),
@@ -91,27 +98,19 @@ class DecodeGraphs:
         self._recordings: dict[int, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    @staticmethod
-    def bucket(num_rows: int) -> int | None:
-        """The recorded number of rows that serves `num_rows`; None if there are too many."""
-        return next((rows for rows in BUCKETS if rows >= num_rows), None)
-
-    def run(self, fields: dict[str, Integers], grouping: Grouping) -> GreedyStep | None:
-        """Run a decode step, recording it first if need be. None if it fits no recording.
-
-        `fields` and `grouping` as for `packed.describe`, with the grouping of the bucket's rows.
-        """
-        num_rows = len(fields["token_ids"])
-        rows = self.bucket(num_rows)
+    def run(self, batch: Batch) -> GreedyStep | None:
+        """Run a decode step, one row a request, recording it first if need be. None if it fits no
+        recording: too many rows, blocks or pages."""
+        rows = next((rows for rows in BUCKETS if rows >= batch.num_rows), None)
         if rows is None:
             return None
         recording = self._recordings.get(rows)
+        grouping = self._decoder.grouping(rows)
+        fields = describe(batch, grouping, max_entries(rows))
         if recording is None:
             recording = _Recording(rows, grouping, self._decoder, self._cache, self._device, self._pool)
             self._recordings[rows] = recording
-        if not recording.capacities.fit(fields):
-            return None
-        return recording.replay(fields, num_rows)
+        return recording.replay(fields, batch.num_rows)
 
     def release(self) -> None:
         """Give the recordings' memory back."""
@@ -128,7 +127,7 @@ class _Recording:
         decoder: FusedDecoder,
         cache: CacheTensors,
         device: torch.device,
-        pool: tuple[int, int],
+        pool: Any,
     ) -> None:
         self.capacities = capacities(decoder.config, rows)
         size = self.capacities.size
@@ -148,13 +147,14 @@ class _Recording:
         with torch.cuda.graph(self._graph, pool=pool):
             self._result = step()
 
-    def replay(self, fields: dict[str, Integers], num_rows: int) -> GreedyStep:
+    def replay(self, fields: dict[str, Integers], num_rows: int) -> GreedyStep | None:
+        """Run a step of `num_rows` real rows; None if its fields do not fit."""
+        if not self.capacities.fit(fields):
+            return None
         rows = self.capacities.shapes["logit_rows"][0]
         fields = {**fields, "logit_rows": np.arange(rows)}
         end = self.capacities.fill(self._numbers, fields)
         self._plan[:end].copy_(self._host[:end], non_blocking=True)
         self._graph.replay()
         result = self._result
-        return GreedyStep(
-            result.logits[:num_rows], result.ids[:num_rows], result.logprobs[:num_rows]
-        )
+        return GreedyStep(result.logits[:num_rows], result.ids[:num_rows], result.logprobs[:num_rows])

@@ -45,16 +45,16 @@ class _Watcher:
     """What somebody wants to see, and how often all of it."""
 
     def __init__(self, wanted: Wanted, every: float) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._every = every
         self._last = float("-inf")  # s, when all of it was measured
 
     def due(self, now: float, by_hand: bool) -> Wanted:
         """What to measure at a step that begins `now`."""
         if not by_hand and now < self._last + self._every:
-            return Wanted(shares=self._wanted.shares)
+            return Wanted(shares=self.wanted.shares)
         self._last = now
-        return self._wanted
+        return self.wanted
 
 
 class Instruments:
@@ -126,6 +126,11 @@ class Instruments:
             known = ", ".join(map(str, self.linear_layers)) or "none in this model"
             raise ValueError(f"layer {layer} has no state: Gated DeltaNet layers are {known}")
 
+    @property
+    def watched(self) -> Wanted:
+        """What somebody wants to see."""
+        return reduce(or_, (watcher.wanted for watcher in self._watchers.values()), Wanted())
+
     # ---- what was measured ----------------------------------------------------------------------
 
     def reading(self, step: int) -> StepReading | None:
@@ -182,7 +187,8 @@ class Instruments:
             return None
         engine = self._engine()
         by_hand = engine is not None and engine.paused
-        return reduce(or_, (watcher.due(self.clock(), by_hand) for watcher in self._watchers.values()))
+        wanted = reduce(or_, (watcher.due(self.clock(), by_hand) for watcher in self._watchers.values()))
+        return None if wanted == Wanted() else wanted
 
     def take(self, step: int, rows: Sequence[RowRecord], parts: Sequence[PartReading]) -> None:
         """A step was measured: keep its readings and tell the listeners."""

@@ -32,7 +32,8 @@ WRITERS_KEPT = 4096
 class _Cache:
     """What one writer's cache holds: versions of the blocks before, and the end of its own."""
 
-    before: tuple[tuple[int, int], ...]  # (block, version)
+    ids: tuple[int, ...]  # of the blocks of the view
+    before: tuple[tuple[str, int], ...]  # their names and versions, without the written one
     version: int  # of the written block
     length: int  # tokens of the whole text
 
@@ -52,18 +53,24 @@ class Ledger:
             self.resent += self._cost(row)
 
     def _cost(self, row: RowRecord) -> int:
-        read = tuple(zip(row.view_ids, (version for _, version in row.view), strict=True))
+        ids, view = row.view_ids, row.view
         is_probe = row.block is None
-        before, own = (read, 0) if is_probe else (read[:-1], read[-1][1])
-        writer = (-1, *row.view_ids) if is_probe else row.view_ids[-1:]
-        cache = self._caches.pop(writer, None)
+        before, own = (view, 0) if is_probe else (view[:-1], view[-1][1])
+        writer = (-1, *ids) if is_probe else ids[-1:]
         length = row.context + row.num_tokens
-        right = cache is not None and cache.before == before
-        if right and not is_probe:
-            assert cache is not None
-            right = (cache.version, cache.length) == (own, row.context)
-        version = row.commit[0] if row.commit else own
-        self._caches[writer] = _Cache(before, version, length)
-        if len(self._caches) > WRITERS_KEPT:
-            del self._caches[next(iter(self._caches))]
+        cache = self._caches.get(writer)
+        if cache is None:
+            cache = self._remember(writer)
+        right = cache.before == before and cache.ids == ids
+        if not is_probe:
+            right = right and cache.version == own and cache.length == row.context
+        cache.ids, cache.before, cache.length = ids, before, length
+        cache.version = row.commit[0] if row.commit else own
         return row.num_tokens if right else length
+
+    def _remember(self, writer: tuple[int, ...]) -> _Cache:
+        """An empty cache for a new writer."""
+        if len(self._caches) == WRITERS_KEPT:
+            del self._caches[next(iter(self._caches))]
+        cache = self._caches[writer] = _Cache((), (), -1, -1)
+        return cache

@@ -24,4 +24,5 @@ def coroutine_name(task: asyncio.Task[Any] | None) -> str:
     """The qualified name of a task's coroutine, without the function that it is local to."""
     name = getattr(task.get_coro(), "__qualname__", "") if task is not None else ""
     name = name.rpartition("<locals>.")[2]
-    return "cell" if not name or "<" in name or name == "run_code" else name
+    runs_a_cell = name.rpartition(".")[2] in ("run_code", "run_cell_async")  # IPython's own
+    return "cell" if not name or "<" in name or runs_a_cell else name

@@ -39,7 +39,8 @@ class Seen:
 class TaskObserver:
     """Numbers tasks and watches them until they end. Tells `changed` about each change.
 
-    `cell_name` turns a file name into what a notebook calls the cell, None for other files.
+    `cell_name` turns a file name into what a notebook calls the cell, None for other files. `shows_errors`:
+    does somebody see what a task fails with? Then asyncio need not complain that nobody has taken note.
     """
 
     def __init__(self, changed: Callable[[Seen], None]) -> None:
@@ -47,6 +48,7 @@ class TaskObserver:
         self._seen: dict[int, Seen] = {}  # live ones by id(task)
         self._count = 0
         self.cell_name: CellName = lambda _: None
+        self.shows_errors: Callable[[], bool] = lambda: False
 
     def watch(self, task: asyncio.Task[Any] | None, name: str) -> int:
         """The number of a task; 0 without one. The first time it is shown as running."""
@@ -110,6 +112,8 @@ class TaskObserver:
         elif error is not None:
             seen.state, seen.error = "failed", f"{type(error).__name__}: {error}"
             seen.line = self._innermost(list(_traceback_places(error.__traceback__)))
+            if self.shows_errors():
+                task.exception()
         else:
             seen.state = "done"
         self._changed(seen)

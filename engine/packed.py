@@ -180,10 +180,7 @@ class Capacities:
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The fields in a buffer on the device."""
-        return {
-            name: buffer[start : start + prod(shape)].view(shape)
-            for name, shape, start in self.places()
-        }
+        return {name: buffer[start : start + prod(shape)].view(shape) for name, shape, start in self.places()}
 
 
 def pack(fields: Mapping[str, Integers], device: torch.device) -> dict[str, Tensor]:

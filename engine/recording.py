@@ -172,18 +172,19 @@ class Recorder:
 
     def decode_row(self, pending: PendingToken, states: tuple[BlockState, ...]) -> RowRecord:
         """The row of a yielded token; `states` of the blocks before the written one."""
-        stream = pending.stream
-        states = (*states, pending.draft.base)
+        stream, base = pending.stream, pending.draft.base
+        versions = [state.version for state in states]
+        versions.append(base.version)
         return RowRecord(
             stream.name or "stream",
             "decode",
-            pending.view[-1].name,
-            _versions(pending.view, states),
+            stream.view_names[-1],
+            tuple(zip(stream.view_names, versions, strict=True)),
             1,
             (pending.token_id,),
             stream.number,
-            tuple(block.id for block in pending.view),
-            sum(state.num_tokens for state in states),
+            stream.view_ids,
+            sum([state.num_tokens for state in states], base.num_tokens),
         )
 
     def chunk_row(self, chunk: Chunk) -> RowRecord:
@@ -205,7 +206,9 @@ class Recorder:
             sum(state.num_tokens for state in states) + start,
         )
 
-    def step(self, number: int, started: float, seconds: float, rows: Sequence[RowRecord], error: str) -> None:
+    def step(
+        self, number: int, started: float, seconds: float, rows: Sequence[RowRecord], error: str
+    ) -> None:
         """A step is committed (rows with their commits), or failed with `error`."""
         engine = self._engine()
         assert engine is not None

@@ -6,9 +6,11 @@ memory is taken, and gives logits back.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from ..kernels import pages as page_kernels
 from ..kernels import sampling as sampling_kernels
 from ..kernels import transitions
+from ..kernels.dispatch import why_not_fused
 from .batch import PAGE_TOKENS
 from .blocks import BlockState, Segment
 from .layout import Part, make_batch, newest_rows
@@ -23,6 +26,9 @@ from .measuring import Floats, Measurement, PartReading, Wanted, read_states
 from .memory import CacheTensors
 from .model import Decoder
 from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .launching import Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,11 @@ class Runner:
         self.cache = cache
         self.device = device
         self._is_hybrid = decoder.config.is_hybrid
+        self._launcher: Launcher | None = None
+        if device.type == "cuda" and not why_not_fused(device):
+            from .launching import Launcher  # imports Triton
+
+            self._launcher = Launcher(decoder, cache, device)
 
     @torch.inference_mode()
     def step(
@@ -70,6 +81,9 @@ class Runner:
         if copies:
             source, target = (self._tensor(column) for column in zip(*copies, strict=True))
             page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
+        if self._launcher is not None and not wanted:
+            logits, drawn = self._launch(self._launcher, parts, draws)
+            return StepResult(logits, drawn, time.perf_counter() - started, [])
         batch = make_batch(parts, self._is_hybrid, self.device)
         measurement = Measurement(wanted) if wanted else None
         if measurement is None:
@@ -78,16 +92,9 @@ class Runner:
             rows = self.decoder.forward(
                 batch, self.cache, shares=measurement.shares, queries=measurement.queries
             )
-        counts = [len(part.token_ids) - part.wanted_from for part in parts]
-        logits = list(rows.split(counts))
-        drawing = [
-            (index, Draw(draw.params, draw.uniform, logits[index][-1]))
-            for index, draw in enumerate(draws)
-            if draw is not None
-        ]
-        drawn: list[tuple[int, float] | None] = [None] * len(parts)
-        for (index, _), token in zip(drawing, self.draw([d for _, d in drawing]), strict=True):
-            drawn[index] = token
+        logits = list(rows.split(_counts(parts)))
+        drawn = [None] * len(parts)
+        self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
         readings: list[PartReading] | Exception = []
         if measurement is not None:
             try:
@@ -95,6 +102,34 @@ class Runner:
             except Exception as error:  # an instrument takes no step down: the loop reports it
                 readings = error
         return StepResult(logits, drawn, time.perf_counter() - started, readings)
+
+    def _launch(
+        self, launcher: Launcher, parts: Sequence[Part], draws: Sequence[Draw | None]
+    ) -> tuple[list[Tensor], list[tuple[int, float] | None]]:
+        """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all."""
+        counts = _counts(parts)
+        ends = list(itertools.accumulate(counts))
+        chosen = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
+        others = [index for index, draw in enumerate(draws) if draw and not draw.params.takes_best]
+        batch = make_batch(parts, self._is_hybrid, torch.device("cpu"))
+        launched = launcher.launch(batch, counts, [ends[index] - 1 for index in chosen])
+        drawn: list[tuple[int, float] | None] = [None] * len(parts)
+        self._draw_into(drawn, draws, launched.logits, others)
+        for index, token, logprob in zip(chosen, *launched.tokens.tolist(), strict=True):
+            drawn[index] = (int(token), logprob)
+        return launched.logits, drawn
+
+    def _draw_into(
+        self,
+        drawn: list[tuple[int, float] | None],
+        draws: Sequence[Draw | None],
+        logits: Sequence[Tensor],
+        indices: Sequence[int],
+    ) -> None:
+        """Draw the tokens of the parts `indices` from their last rows."""
+        wanted = [replace(draw, logits=logits[i][-1]) for i in indices if (draw := draws[i])]
+        for index, token in zip(indices, self.draw(wanted), strict=True):
+            drawn[index] = token
 
     @torch.inference_mode()
     def read_states(self, slots: Sequence[int], layers: Sequence[int]) -> dict[int, Floats]:
@@ -152,6 +187,8 @@ class Runner:
 
     def close(self) -> None:
         """Give all storage back at once, whoever still holds a tensor of it."""
+        if self._launcher is not None:
+            self._launcher.release()
         self.cache.release()
         self.decoder.release()
 
@@ -160,3 +197,8 @@ class Runner:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+
+def _counts(parts: Sequence[Part]) -> list[int]:
+    """How many rows of each part have wanted logits."""
+    return [len(part.token_ids) - part.wanted_from for part in parts]

@@ -40,6 +40,11 @@ class SamplingParams:
         if not 0 <= self.min_p < 1:
             raise ValueError(f"min_p must be at least 0 (no filter) and below 1, not {self.min_p}")
 
+    @property
+    def takes_best(self) -> bool:
+        """Is the most probable token of all always the one that is drawn?"""
+        return self.temperature == 0 and not self.forbidden
+
     def uniform(self, num_yielded: int) -> float:
         """The number in [0, 1) that chooses the token after `num_yielded` ones."""
         if self.temperature == 0:

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .awaiting import awaits_any
 from .continuing import kept_logits
 from .errors import CacheFullError, EngineClosedError
 from .operations import perform
@@ -119,14 +120,16 @@ class Server:
 
     async def _step(self, plan: StepPlan) -> None:
         """One forward pass, and turns for those who get something from it."""
+        call = self.step_calls[0] if self.step_calls else None
         made = await self.stepper.step(plan)
         if self.engine.closed:
             return
         self._boundary()
         self._refresh_streams()
         await self._turns(self._call_consumers())
-        if made and self.step_calls:
-            self._count_step(self.step_calls[0])
+        if made and call in self.step_calls:
+            assert call is not None
+            self._count_step(call)
 
     def _count_step(self, call: StepCall) -> None:
         call.left, call.made, call.was_idle = call.left - 1, call.made + 1, False
@@ -321,4 +324,5 @@ class Server:
 
     def _is_busy(self, stream: TokenStream) -> bool:
         """Its consumer has a token and does not, in its loop body, wait for this engine itself."""
-        return stream.in_body and not self.engine.waiting_inside[stream.number]
+        reader = stream.reader
+        return stream.in_body and reader is not None and not awaits_any(reader, self.engine.awaited)

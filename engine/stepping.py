@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -64,7 +63,8 @@ class Stepper:
         parts = [self._decode_part(pending) for pending in plan.decodes]
         parts += [self._chunk_part(chunk) for chunk in plan.chunks]
         recorder = engine.recorder
-        rows = [recorder.decode_row(p, self._decode_states(p)) for p in plan.decodes]
+        decodes = zip(plan.decodes, parts, strict=False)  # the parts of decodes come first
+        rows = [recorder.decode_row(pending, part.view) for pending, part in decodes]
         rows += [recorder.chunk_row(chunk) for chunk in plan.chunks]
         draws: list[Draw | None] = [
             None if p.stream.ended else p.stream.next_draw() for p in plan.decodes
@@ -86,7 +86,8 @@ class Stepper:
         self.num_steps += 1
         self.num_encoded += sum(len(part.token_ids) for part in parts)
         commits = self._commit(plan, result)
-        rows = [replace(row, commit=commit) for row, commit in zip(rows, commits, strict=True)]
+        for row, commit in zip(rows, commits, strict=True):
+            row.commit = commit
         recorder.step(self.num_steps, started, result.seconds, rows, "")
         engine.notify()
         if wanted is not None:

@@ -88,6 +88,8 @@ class TokenStream:
         engine.num_streams += 1
         self.number = engine.num_streams
         self.view = view
+        self.view_ids = tuple([block.id for block in view])
+        self.view_names = tuple([block.name for block in view])
         self.transaction = transaction
         self._inputs = inputs
         self._stop = stop
@@ -339,8 +341,7 @@ class TokenStream:
     @property
     def has_reader(self) -> bool:
         """Is there a live task that reads it?"""
-        task = self._reader() if self._reader is not None else None
-        return task is not None and not task.done()
+        return self.reader is not None and not self.reader.done()
 
     @property
     def has_draw(self) -> bool:
@@ -402,7 +403,8 @@ class TokenStream:
 
     def __repr__(self) -> str:
         how = f"ended: {self.stop_reason}" if self.ended else self.state
-        return f"<TokenStream {self.name or 'unnamed'!r} into {self.block.name!r}, {len(self._ids)} tokens, {how}>"
+        where = f"into {self.block.name!r}, {len(self._ids)} tokens"
+        return f"<TokenStream {self.name or 'unnamed'!r} {where}, {how}>"
 
     def _repr_html_(self) -> str | None:
         show = self._engine.show_html

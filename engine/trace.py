@@ -33,9 +33,9 @@ MAX_WEIGHT = 500_000
 RowKind = Literal["decode", "prefill", "probe"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: setting fields of frozen ones costs more than all the rest of a row
 class RowRecord:
-    """One request's part of a step."""
+    """One request's part of a step. Nothing changes once the step is recorded."""
 
     name: str
     kind: RowKind
@@ -104,17 +104,18 @@ class Trace:
 
     def add(self, kind: str, /, **fields: Any) -> None:
         """Record something that is no step. Values: what JSON knows, and bytes."""
-        self._push({"t": kind, "at": round(self.now(), 4), **fields})
+        record = {"t": kind, "at": round(self.now(), 4), **fields}
+        self._push(record, _weight(record) if "bin" in fields else 1)
 
     def append(self, step: StepRecord) -> None:
         """Record a step."""
         self.steps.append(step)
         self.num_steps += 1
-        self._push(step)
+        self._push(step, _weight(step))
 
-    def _push(self, record: Record | StepRecord) -> None:
+    def _push(self, record: Record | StepRecord, weight: int) -> None:
         self._records.append(record)
-        self._weight += _weight(record)
+        self._weight += weight
         while self._weight > self._max_weight or len(self.steps) > self._max_steps:
             self._fold()
 
@@ -321,7 +322,7 @@ class _Names:
 
 def _weight(record: Record | StepRecord) -> int:
     if isinstance(record, StepRecord):
-        return 1 + sum(row.num_tokens for row in record.rows)
+        return 1 + sum([row.num_tokens for row in record.rows])
     return 1 + (record.get("bin") or 0) // 64
 
 

@@ -21,6 +21,9 @@ from .rotary_triton import Angles
 HIDDEN = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 
+TOKENS = {16: 64, 64: 32}
+"""Keys that a program loads at a time, by its query heads. Measured on an H200."""
+
 
 class DeviceItems(NamedTuple):
     """`items.AttentionItems` on the device, int32. Tensors may be longer than their contents."""
@@ -61,25 +64,26 @@ def attend(
     sums = torch.empty((entries, heads, dim), dtype=torch.float32, device=queries.device)
     stats = torch.empty((2, entries, heads), dtype=torch.float32, device=queries.device)
     shared = padded_heads(heads, kv_heads)
-    wide = group * shared >= 64
+    many = group * shared >= 64
+    exact = queries.dtype == torch.float32
     _attend[(programs,)](
         queries, keys, values, plan.counts, plan.items, plan.pages, plan.entry_row, plan.entry_seen,
         entry_angles.cos, entry_angles.sin, sums, stats,
         num_pages, entries, scale * LOG2_E,
         PROGRAMS=programs, KV_HEADS=kv_heads, SHARED=heads // kv_heads, COLUMNS=shared,
         QUERIES=max(16, group * shared), DIM=dim, BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
-        HALF=entry_angles.cos.shape[1], PAGE=page_tokens, TOKENS=32,
-        PRECISE=queries.dtype == torch.float32,
-        num_warps=8 if wide else 4, num_stages=3 if queries.dtype != torch.float32 else 2,
+        HALF=entry_angles.cos.shape[1], PAGE=page_tokens, TOKENS=TOKENS.get(group * shared, 32),
+        PRECISE=exact, num_warps=8 if many else 4, num_stages=3 if many and not exact else 2,
     )  # fmt: skip
     return sums, stats
 
 
 @triton.jit(do_not_specialize=["entries"])
 def _attend(
-    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, counts: tl.tensor, items: tl.tensor, pages: tl.tensor, entry_row: tl.tensor,
-    entry_seen: tl.tensor, cos: tl.tensor, sin: tl.tensor, sums: tl.tensor, stats: tl.tensor,
-    num_pages: tl.tensor, entries: tl.tensor, scale: tl.tensor,
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, counts: tl.tensor, items: tl.tensor,
+    pages: tl.tensor, entry_row: tl.tensor, entry_seen: tl.tensor, cos: tl.tensor,
+    sin: tl.tensor, sums: tl.tensor, stats: tl.tensor, num_pages: tl.tensor, entries: tl.tensor,
+    scale: tl.tensor,
     PROGRAMS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr,
     QUERIES: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HALF: tl.constexpr,
     PAGE: tl.constexpr, TOKENS: tl.constexpr, PRECISE: tl.constexpr,
@@ -165,8 +169,8 @@ def merge(
 
 @triton.jit(do_not_specialize=["entries"])
 def _merge(
-    sums: tl.tensor, stats: tl.tensor, row_start: tl.tensor, row_entry: tl.tensor, gate: tl.tensor, out: tl.tensor,
-    entries: tl.tensor, gate_stride: tl.tensor,
+    sums: tl.tensor, stats: tl.tensor, row_start: tl.tensor, row_entry: tl.tensor,
+    gate: tl.tensor, out: tl.tensor, entries: tl.tensor, gate_stride: tl.tensor,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ENTRIES: tl.constexpr,
     HAS_GATE: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -26,8 +26,10 @@ from .gdn_triton import LayerSizes
 CHUNK = 32
 """Tokens that are taken at once."""
 
-ROWS = 64
+ROWS = 32
 """Rows of X that a program carries."""
+
+PREPARE_WARPS, PASS_WARPS = 2, 4
 
 
 class ManyRows(NamedTuple):
@@ -94,7 +96,8 @@ def convolve_many_rows(
 
 @triton.jit
 def _tap(
-    projected: tl.tensor, conv_rows: tl.tensor, source: tl.tensor, width: tl.tensor, channel: tl.tensor, inside: tl.tensor,
+    projected: tl.tensor, conv_rows: tl.tensor, source: tl.tensor, width: tl.tensor,
+    channel: tl.tensor, inside: tl.tensor,
     CHANNELS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """One raw row under a window: of the step, or of the pool."""
@@ -108,19 +111,18 @@ def _tap(
 
 @triton.jit
 def _convolve_rows(
-    projected: tl.tensor, conv: tl.tensor, decay_rate: tl.tensor, dt_bias: tl.tensor, conv_rows: tl.tensor, row: tl.tensor, windows: tl.tensor,
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor, width: tl.tensor,
-    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    projected: tl.tensor, conv: tl.tensor, decay_rate: tl.tensor, dt_bias: tl.tensor,
+    conv_rows: tl.tensor, row: tl.tensor, windows: tl.tensor, query: tl.tensor, key: tl.tensor,
+    value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor, width: tl.tensor,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     is_value = part >= 2 * KEY_HEADS
     element = tl.arange(0, BLOCK)
     inside = element < tl.where(is_value, VALUE_DIM, KEY_DIM)
-    start = tl.where(
-        is_value, 2 * KEY_HEADS * KEY_DIM + (part - 2 * KEY_HEADS) * VALUE_DIM, part * KEY_DIM
-    )
+    start = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + (part - 2 * KEY_HEADS) * VALUE_DIM, part * KEY_DIM)
     channel = start + element
     y = tl.zeros((BLOCK,), tl.float32)
     for tap in tl.static_range(4):
@@ -150,7 +152,8 @@ def _convolve_rows(
 
 @triton.jit
 def _keep_rows(
-    projected: tl.tensor, conv_rows: tl.tensor, kept: tl.tensor, write_slot: tl.tensor, width: tl.tensor,
+    projected: tl.tensor, conv_rows: tl.tensor, kept: tl.tensor, write_slot: tl.tensor,
+    width: tl.tensor,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     place, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -175,86 +178,102 @@ def gated_delta_many_rows(
     solved_keys, solved_values = new((count, heads, key_dim)), new((count, heads, value_dim))
     mixing, decays = new((count, heads, CHUNK)), new((2, count, heads))
     precision = "ieee" if pairs.device.type == "cpu" else "tf32x3"
-    shape = dict(
-        HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)), CHUNK=CHUNK, PRECISION=precision,
-    )  # fmt: skip
+    sizes = {
+        "HEADS": heads, "KEY_HEADS": key_heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
+        "CHUNK": CHUNK, "PRECISION": precision,
+    }  # fmt: skip
     _prepare[(chunks, heads)](
         *made, requests.chunk_start, solved_keys, solved_values, mixing, decays, count,
-        BLOCK_VALUE=max(16, triton.next_power_of_2(value_dim)), num_warps=4, **shape,
+        SLICE=32, num_warps=PREPARE_WARPS, **sizes,
     )  # fmt: skip
     out = new((count, heads, value_dim))
     a_blocks, b_blocks = triton.cdiv(key_dim, ROWS), triton.cdiv(value_dim, ROWS)
     _pass[(a_blocks + 2 * b_blocks, heads, read_slot.shape[0])](
         made.query, made.key, solved_keys, solved_values, mixing, decays, requests.chunk_start,
         requests.request_chunk, pairs, read_slot, requests.write_slot, state, out, count,
-        A_BLOCKS=a_blocks, B_BLOCKS=b_blocks, ROWS=ROWS, num_warps=4, **shape,
+        HALF=max(16, triton.next_power_of_2(key_dim) // 2), A_BLOCKS=a_blocks, B_BLOCKS=b_blocks,
+        ROWS=ROWS, num_warps=PASS_WARPS, **sizes,
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["count"])
 def _prepare(
-    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor, chunk_start: tl.tensor, solved_keys: tl.tensor,
-    solved_values: tl.tensor, mixing: tl.tensor, decays: tl.tensor, count: tl.tensor,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor,
+    chunk_start: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, mixing: tl.tensor,
+    decays: tl.tensor, count: tl.tensor,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
-    token = tl.arange(0, CHUNK)
+    token, element = tl.arange(0, CHUNK), tl.arange(0, SLICE)
     row = (begin + token).to(tl.int64)
     real = begin + token < end
-    k_element, v_element = tl.arange(0, BLOCK_KEY), tl.arange(0, BLOCK_VALUE)
-    k_place = (row * KEY_HEADS + head // (HEADS // KEY_HEADS))[:, None] * KEY_DIM + k_element[None, :]
-    k_used = real[:, None] & (k_element < KEY_DIM)[None, :]
-    k = tl.load(key + k_place, mask=k_used, other=0.0)
-    q = tl.load(query + k_place, mask=k_used, other=0.0)
-    v_place = (row * HEADS + head)[:, None] * VALUE_DIM + v_element[None, :]
-    v_used = real[:, None] & (v_element < VALUE_DIM)[None, :]
-    v = tl.load(value + v_place, mask=v_used, other=0.0)
-    g = tl.load(log_decay + row * HEADS + head, mask=real, other=0.0)
-    b = tl.load(beta + row * HEADS + head, mask=real, other=0.0)
+    k_row = (row * KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY_DIM
+    place = row * HEADS + head
+    g = tl.load(log_decay + place, mask=real, other=0.0)
+    b = tl.load(beta + place, mask=real, other=0.0)
+    system = tl.zeros((CHUNK, CHUNK), tl.float32)
+    mixed = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for start in range(0, KEY_DIM, SLICE):
+        used = real[:, None] & (start + element < KEY_DIM)[None, :]
+        at = k_row[:, None] + start + element[None, :]
+        k = tl.load(key + at, mask=used, other=0.0)
+        q = tl.load(query + at, mask=used, other=0.0)
+        system = tl.dot(k, tl.trans(k), system, input_precision=PRECISION)
+        mixed = tl.dot(q, tl.trans(k), mixed, input_precision=PRECISION)
 
     # Sums and their differences in float64: behind a strong decay float32 would lose weak ones.
     total = tl.cumsum(g.to(tl.float64), 0)
     last = tl.sum(g.to(tl.float64))
     between = (total[:, None] - total[None, :]).to(tl.float32)
-    earlier = token[:, None] > token[None, :]
     upto = token[:, None] >= token[None, :]
     between = tl.where(upto, tl.exp(tl.where(upto, between, 0.0)), 0.0)
     since_start = tl.exp(total.to(tl.float32))
-    until_end = tl.exp((last - total).to(tl.float32))
-    k_t = tl.trans(k)
-    system = tl.dot(k, k_t, input_precision=PRECISION) * between * b[:, None]
-    system = tl.where(earlier, system, 0.0)
+    tl.store(decays + place, since_start, mask=real)
+    tl.store(decays + count * HEADS + place, tl.exp((last - total).to(tl.float32)), mask=real)
+    tl.store(mixing + place[:, None] * CHUNK + token[None, :], mixed * between, mask=real[:, None])
+
     # Rows of the inverse of (I + system), one after the other.
+    system = tl.where(token[:, None] > token[None, :], system * between * b[:, None], 0.0)
     inverse = tl.where(token[:, None] == token[None, :], 1.0, 0.0)
     for i in range(1, CHUNK):
-        here = token == i
-        line = tl.sum(tl.where(here[:, None], system, 0.0), 0)
+        here = (token == i)[:, None]
+        line = tl.sum(tl.where(here, system, 0.0), 0)
         change = tl.sum(line[:, None] * inverse, 0)
-        inverse -= tl.where(here[:, None], change[None, :], 0.0)
+        inverse -= tl.where(here, change[None, :], 0.0)
+    inverse *= b[None, :]
+    for start in range(0, KEY_DIM, SLICE):
+        used = real[:, None] & (start + element < KEY_DIM)[None, :]
+        k = tl.load(key + k_row[:, None] + start + element[None, :], mask=used, other=0.0)
+        solved = tl.dot(inverse, k * since_start[:, None], input_precision=PRECISION)
+        at = place[:, None] * KEY_DIM + start + element[None, :]
+        tl.store(solved_keys + at, solved, mask=used)
+    for start in range(0, VALUE_DIM, SLICE):
+        used = real[:, None] & (start + element < VALUE_DIM)[None, :]
+        at = place[:, None] * VALUE_DIM + start + element[None, :]
+        v = tl.load(value + at, mask=used, other=0.0)
+        tl.store(solved_values + at, tl.dot(inverse, v, input_precision=PRECISION), mask=used)
 
-    decayed = k * (b * since_start)[:, None]
-    tl.store(solved_keys + (row * HEADS + head)[:, None] * KEY_DIM + k_element[None, :],
-             tl.dot(inverse, decayed, input_precision=PRECISION), mask=k_used)  # fmt: skip
-    tl.store(solved_values + v_place,
-             tl.dot(inverse, v * b[:, None], input_precision=PRECISION), mask=v_used)  # fmt: skip
-    mixed = tl.dot(q, k_t, input_precision=PRECISION) * between
-    tl.store(mixing + (row * HEADS + head)[:, None] * CHUNK + token[None, :], mixed,
-             mask=real[:, None])  # fmt: skip
-    tl.store(decays + row * HEADS + head, since_start, mask=real)
-    tl.store(decays + (count + row) * HEADS + head, until_end, mask=real)
+
+@triton.jit
+def _rows_of(
+    x: tl.tensor, row: tl.tensor, element: tl.tensor, width: tl.constexpr, real: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Load rows of a matrix with `width` columns; 0 where `real` or the columns end."""
+    inside = real[:, None] & (element < width)[None, :]
+    return tl.load(x + row[:, None] * width + element[None, :], mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _pass(
-    query: tl.tensor, key: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, mixing: tl.tensor, decays: tl.tensor,
-    chunk_start: tl.tensor, request_chunk: tl.tensor, pairs: tl.tensor, read_slot: tl.tensor, write_slot: tl.tensor, state: tl.tensor,
+    query: tl.tensor, key: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor,
+    mixing: tl.tensor, decays: tl.tensor, chunk_start: tl.tensor, request_chunk: tl.tensor,
+    pairs: tl.tensor, read_slot: tl.tensor, write_slot: tl.tensor, state: tl.tensor,
     out: tl.tensor, count: tl.tensor,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_KEY: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, HALF: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     A_BLOCKS: tl.constexpr, B_BLOCKS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     block, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -263,48 +282,55 @@ def _pass(
     first = tl.where(is_state, block - A_BLOCKS - B_BLOCKS, tl.where(is_kept, block, block - A_BLOCKS))
     line = first * ROWS + tl.arange(0, ROWS)  # rows of X, counted in their part
     exists = line < tl.where(is_kept, KEY_DIM, VALUE_DIM)
-    element, token = tl.arange(0, BLOCK_KEY), tl.arange(0, CHUNK)
-    used = element < KEY_DIM
+    token = tl.arange(0, CHUNK)
+    left, right = tl.arange(0, HALF), HALF + tl.arange(0, HALF)  # X in two halves: fewer registers
+    PAIR: tl.constexpr = KEY_DIM + VALUE_DIM
     offset = line + tl.where(is_kept, 0, KEY_DIM)
-    x_place = offset[:, None] * KEY_DIM + element[None, :]
-    x_used = exists[:, None] & used[None, :]
-    PAIR: tl.constexpr = (KEY_DIM + VALUE_DIM) * KEY_DIM
-    slot = tl.load(read_slot + request).to(tl.int64)
     if is_state:
-        start = state + (request.to(tl.int64) * HEADS + head) * (VALUE_DIM * KEY_DIM)
-        x = tl.load(start + line[:, None] * KEY_DIM + element[None, :], mask=x_used, other=0.0)
+        source = state + (request.to(tl.int64) * HEADS + head) * (VALUE_DIM * KEY_DIM)
+        offset = line
     else:
-        x = tl.load(pairs + (slot * HEADS + head) * PAIR + x_place, mask=x_used, other=0.0)
+        slot = tl.load(read_slot + request).to(tl.int64)
+        source = pairs + (slot * HEADS + head) * (PAIR * KEY_DIM)
+    x_left = _rows_of(source, offset, left, KEY_DIM, exists)
+    x_right = _rows_of(source, offset, right, KEY_DIM, exists)
     for chunk in range(tl.load(request_chunk + request), tl.load(request_chunk + request + 1)):
         begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
         row = (begin + token).to(tl.int64)
         real = begin + token < end
-        k_used = real[:, None] & used[None, :]
-        k_place = row * KEY_HEADS + head // (HEADS // KEY_HEADS)
-        k = tl.load(key + k_place[:, None] * KEY_DIM + element[None, :], mask=k_used, other=0.0)
         place = row * HEADS + head
-        solved = tl.load(solved_keys + place[:, None] * KEY_DIM + element[None, :], mask=k_used,
-                         other=0.0)  # fmt: skip
+        k_row = row * KEY_HEADS + head // (HEADS // KEY_HEADS)
         v_place = place[:, None] * VALUE_DIM + line[None, :]
         v_used = real[:, None] & exists[None, :]
-        values = tl.load(solved_values + v_place, mask=v_used & (block >= A_BLOCKS), other=0.0)
-        x_t = tl.trans(x)
-        written = values - tl.dot(solved, x_t, input_precision=PRECISION)  # [CHUNK, ROWS]
-        since_start = tl.load(decays + place, mask=real, other=0.0)
-        until_end = tl.load(decays + count.to(tl.int64) * HEADS + place, mask=real, other=0.0)
+        # The written rows [CHUNK, ROWS].
+        written = tl.load(solved_values + v_place, mask=v_used & (block >= A_BLOCKS), other=0.0)
+        solved = _rows_of(solved_keys, place, left, KEY_DIM, real)
+        written = tl.dot(-solved, tl.trans(x_left), written, input_precision=PRECISION)
+        solved = _rows_of(solved_keys, place, right, KEY_DIM, real)
+        written = tl.dot(-solved, tl.trans(x_right), written, input_precision=PRECISION)
         if is_state:
-            q = tl.load(query + k_place[:, None] * KEY_DIM + element[None, :], mask=k_used, other=0.0)
-            mixed = tl.load(mixing + place[:, None] * CHUNK + token[None, :], mask=real[:, None],
-                            other=0.0)  # fmt: skip
-            read = tl.dot(q * since_start[:, None], x_t, input_precision=PRECISION)
-            read += tl.dot(mixed, written, input_precision=PRECISION)
+            q = _rows_of(query, k_row, left, KEY_DIM, real)
+            read = tl.dot(q, tl.trans(x_left), input_precision=PRECISION)
+            q = _rows_of(query, k_row, right, KEY_DIM, real)
+            read = tl.dot(q, tl.trans(x_right), read, input_precision=PRECISION)
+            read *= tl.load(decays + place, mask=real, other=0.0)[:, None]
+            mixed = _rows_of(mixing, place, token, CHUNK, real)
+            read = tl.dot(mixed, written, read, input_precision=PRECISION)
             tl.store(out + v_place, read, mask=v_used)
         until_now = tl.load(decays + (end - 1).to(tl.int64) * HEADS + head)
-        change = tl.dot(tl.trans(written), k * until_end[:, None], input_precision=PRECISION)
-        x = x * until_now + change
+        until_end = tl.load(decays + count.to(tl.int64) * HEADS + place, mask=real, other=0.0)
+        written_t = tl.trans(written * until_end[:, None])
+        k = _rows_of(key, k_row, left, KEY_DIM, real)
+        x_left = tl.dot(written_t, k, x_left * until_now, input_precision=PRECISION)
+        k = _rows_of(key, k_row, right, KEY_DIM, real)
+        x_right = tl.dot(written_t, k, x_right * until_now, input_precision=PRECISION)
     if not is_state:
         slot = tl.load(write_slot + request).to(tl.int64)
-        tl.store(pairs + (slot * HEADS + head) * PAIR + x_place, x, mask=x_used)
+        target = pairs + (slot * HEADS + head) * (PAIR * KEY_DIM) + offset[:, None] * KEY_DIM
+        inside = exists[:, None] & (left < KEY_DIM)[None, :]
+        tl.store(target + left[None, :], x_left, mask=inside)
+        inside = exists[:, None] & (right < KEY_DIM)[None, :]
+        tl.store(target + right[None, :], x_right, mask=inside)
 
 
 def gated_norm_rows(
@@ -321,7 +347,8 @@ def gated_norm_rows(
 
 @triton.jit
 def _gated_norm_rows(
-    read: tl.tensor, projected: tl.tensor, norm: tl.tensor, rows: tl.tensor, out: tl.tensor, width: tl.tensor, z_start: tl.tensor, eps: tl.tensor,
+    read: tl.tensor, projected: tl.tensor, norm: tl.tensor, rows: tl.tensor, out: tl.tensor,
+    width: tl.tensor, z_start: tl.tensor, eps: tl.tensor,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

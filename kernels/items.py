@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 TILE = 64
 """Tokens in the shortest stretch; stretches are whole numbers of it."""
 
-WAVES = 2
+WAVES = 4
 """Programs per multiprocessor that the stretches are cut for, about."""
 
 
@@ -52,7 +52,7 @@ class _Groups(NamedTuple):
 
     distinct: Integers
     first: Integers  # first reader
-    count: Integers
+    size: Integers
     longest: Integers  # tokens that the reader sees that sees most
 
 
@@ -83,13 +83,13 @@ def plan_items(
     tiles = -(-groups.longest // TILE)
     stretch = max(1, -(-int(tiles.sum()) * kv_heads // (WAVES * processors)))
     while max_entries is not None and stretch < tiles.max():
-        if int((-(-tiles // stretch) * groups.count).sum()) <= max_entries:
+        if int((-(-tiles // stretch) * groups.size).sum()) <= max_entries:
             break
         stretch *= 2
     count = -(-tiles // stretch)  # of stretches, and so of items, of each group
     item = np.repeat(np.arange(len(count)), count)  # group of each item
     begin = runs(np.zeros_like(count), count) * stretch * TILE
-    entries = groups.count[item]
+    entries = groups.size[item]
     reader = runs(groups.first[item], entries)
     items = np.column_stack(
         (
@@ -114,9 +114,7 @@ def plan_items(
     )
 
 
-def _distinct(
-    pages: Integers, page_start: Integers, used: Integers
-) -> tuple[Integers, Integers]:
+def _distinct(pages: Integers, page_start: Integers, used: Integers) -> tuple[Integers, Integers]:
     """The number of each segment's distinct segment, and where each of those begins in `pages`."""
     numbers: dict[bytes, int] = {}
     first: list[int] = []
@@ -130,9 +128,7 @@ def _distinct(
     return np.array(distinct), np.array(first)
 
 
-def _readers(
-    row_start: Integers, segment_start: Integers, length: Integers, distinct: Integers
-) -> _Readers:
+def _readers(row_start: Integers, segment_start: Integers, length: Integers, distinct: Integers) -> _Readers:
     rows = np.diff(row_start)
     request = np.repeat(np.arange(len(rows)), np.diff(segment_start))
     own = np.zeros(len(length), dtype=bool)

@@ -28,7 +28,8 @@ def add_and_norm(hidden: Tensor, added: Tensor | None, weight: Tensor, eps: floa
 
 @triton.jit
 def _add_and_norm(
-    hidden: tl.tensor, added: tl.tensor, weight: tl.tensor, out: tl.tensor, width: tl.tensor, eps: tl.tensor,
+    hidden: tl.tensor, added: tl.tensor, weight: tl.tensor, out: tl.tensor, width: tl.tensor,
+    eps: tl.tensor,
     HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

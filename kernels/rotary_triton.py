@@ -43,8 +43,9 @@ def angles(
 
 @triton.jit(do_not_specialize=["num_positions", "count"])
 def _angles(
-    positions: tl.tensor, num_positions: tl.tensor, rows: tl.tensor, shift: tl.tensor, frequencies: tl.tensor, axes: tl.tensor,
-    cos: tl.tensor, sin: tl.tensor, count: tl.tensor, scaling: tl.tensor,
+    positions: tl.tensor, num_positions: tl.tensor, rows: tl.tensor, shift: tl.tensor,
+    frequencies: tl.tensor, axes: tl.tensor, cos: tl.tensor, sin: tl.tensor, count: tl.tensor,
+    scaling: tl.tensor,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK: tl.constexpr, MAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -100,8 +101,9 @@ def norm_turn_store(
 
 @triton.jit
 def _norm_turn_store(
-    qkv: tl.tensor, q_norm: tl.tensor, k_norm: tl.tensor, cos: tl.tensor, sin: tl.tensor, queries: tl.tensor, keys: tl.tensor, values: tl.tensor,
-    store_index: tl.tensor, width: tl.tensor, places: tl.tensor, eps: tl.tensor,
+    qkv: tl.tensor, q_norm: tl.tensor, k_norm: tl.tensor, cos: tl.tensor, sin: tl.tensor,
+    queries: tl.tensor, keys: tl.tensor, values: tl.tensor, store_index: tl.tensor,
+    width: tl.tensor, places: tl.tensor, eps: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GATE_HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
 ) -> None:  # fmt: skip

@@ -237,6 +237,9 @@ async def test_costly_readings_are_taken_now_and_then() -> None:
         assert board.wanted() == whole and board.wanted() == light
         llm.pause()
         assert board.wanted() == whole and board.wanted() == whole
+        llm.resume()
+        board.watch(norms=True, every=0.5)
+        assert board.wanted() == Wanted(norms=True) and board.wanted() is None
 
 
 async def test_what_is_measured_changes_no_logits() -> None:

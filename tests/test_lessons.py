@@ -86,7 +86,7 @@ def test_the_first_lesson_says_what_its_text_promises(
     tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
 ) -> None:
     notebook = execute(NOTEBOOKS / "01_thinker_and_writer.ipynb", tmp_path, executed)
-    sentences = re.findall(r"^• (.+)$", outputs_of(notebook, "sentences"), re.MULTILINE)
+    sentences = re.findall(r"^- (.+)$", outputs_of(notebook, "sentences"), re.MULTILINE)
     assert len(sentences) >= 2
     assert all(len(sentence.split()) > 4 for sentence in sentences), sentences
 

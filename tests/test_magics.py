@@ -42,10 +42,9 @@ async def filled(shell: InteractiveShell, llm: AsyncLLM, variable: str = "llm") 
     """Two blocks, a forward and a stream of three tokens; the engine is in the shell's names."""
     prompt, thinker = await llm.create_blocks("prompt", "deep thinker")
     await llm.forward(llm.encode("Why?"), prompt)
-    stream = llm.generate(tokens(2), [prompt, thinker], max_tokens=3, name="think")
-    await stream
+    await llm.generate(tokens(2), [prompt, thinker], max_tokens=3, name="think")
     await llm.drain()
-    shell.user_ns |= {variable: llm, f"{variable}_kept": (prompt, thinker, stream)}
+    shell.user_ns |= {variable: llm, f"{variable}_kept": (prompt, thinker)}
 
 
 async def test_blocks(shell: InteractiveShell) -> None:

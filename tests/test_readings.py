@@ -29,7 +29,8 @@ def row(request: int = 7) -> RowRecord:
 
 def shares(layers: int = 3, blocks: int = 2, heads: int = 5) -> np.ndarray:
     table = GENERATOR.random((layers, blocks, heads), dtype=np.float32)
-    return table / table.sum(1, keepdims=True)
+    table /= table.sum(1, keepdims=True)
+    return table
 
 
 def test_shares_keep_every_head_within_a_byte() -> None:

@@ -145,6 +145,19 @@ async def test_step_makes_as_many_steps_as_asked() -> None:
         assert len(await reading) == 7
 
 
+async def test_step_counts_its_own_steps_only() -> None:
+    """Not the one before it, whose result has just been delivered."""
+    async with engine() as llm:
+        block = (await llm.forward(tokens(3))).block
+        writing = asyncio.create_task(answer_of(llm.forward(tokens(200), block)))
+        assert await llm.step() == 1
+        assert len(llm.trace.steps) == 2
+        assert await llm.step(2) == 2
+        assert len(llm.trace.steps) == 4
+        llm.resume()
+        await writing
+
+
 async def test_step_with_nothing_to_do_makes_none() -> None:
     async with engine() as llm:
         assert await llm.step(3) == 0

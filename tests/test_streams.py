@@ -297,6 +297,20 @@ async def test_stream_runs_at_most_one_step_ahead() -> None:
         assert len([row for row in rows if row.kind == "decode"]) <= 4
 
 
+async def test_second_reader_gets_an_error_and_disturbs_nobody() -> None:
+    async with engine() as llm:
+        stream = llm.generate(INPUT, max_tokens=6)
+
+        async def read() -> list[int]:
+            return [token.id async for token in stream]
+
+        first, second = await asyncio.gather(answer_of(read()), answer_of(read()))
+        assert isinstance(second, RuntimeError)
+        assert "another task" in str(second)
+        assert first == stream.token_ids
+        assert len(first) == 6
+
+
 async def test_stream_that_nobody_reads_warns() -> None:
     async with engine() as llm:
         block = await llm.create_block()

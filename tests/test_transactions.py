@@ -304,17 +304,21 @@ async def test_crossed_transactions_do_not_deadlock() -> None:
 
 
 async def test_reads_inside_do_not_wait_for_those_who_wait_for_its_end() -> None:
-    """A second transaction stands in line for both blocks; a fork and a merge inside pass it."""
+    """An append and another transaction stand in line for a block that it reads, and, behind them,
+    a forward that needs nothing of the transaction's."""
     async with engine() as llm:
         a, b = await block_with(llm, START, "a"), await block_with(llm, MORE, "b")
         started = asyncio.Event()
 
         async def wait_for_both() -> None:
-            await started.wait()
             async with llm.transaction(b, a):
                 pass
 
-        waiting = asyncio.create_task(wait_for_both())
+        async def ask() -> None:
+            await started.wait()
+            await asyncio.gather(llm.append_block(a, b), wait_for_both(), llm.forward([5], b))
+
+        waiting = asyncio.create_task(ask())
         async with llm.transaction(a):
             started.set()
             await turns()
@@ -322,6 +326,28 @@ async def test_reads_inside_do_not_wait_for_those_who_wait_for_its_end() -> None
             assert (await llm.merge_blocks(b, a)).token_ids == MORE + START
             assert not waiting.done()
         await waiting
+        assert (a.token_ids, b.token_ids) == (START + MORE, [*MORE, 5])
+
+
+async def test_two_transactions_pass_those_who_wait_for_the_other() -> None:
+    """Each reads a block for which somebody stands in line who needs a block of the other one."""
+    async with engine() as llm:
+        a, b, c, d = [await block_with(llm, START, name) for name in "abcd"]
+        inside, asked = asyncio.Barrier(3), asyncio.Event()
+
+        async def change(mine: CacheBlock, other: CacheBlock) -> None:
+            async with llm.transaction(mine):
+                await inside.wait()
+                await asked.wait()
+                await llm.fork(other)
+
+        changing = asyncio.gather(change(a, d), change(b, c))
+        await inside.wait()
+        outside = asyncio.gather(llm.append_block(a, c), llm.append_block(b, d))
+        await turns()
+        asked.set()
+        await asyncio.gather(changing, outside)
+        assert a.num_tokens == b.num_tokens == 2 * len(START)
 
 
 async def test_two_transactions_read_each_others_blocks() -> None:
@@ -340,6 +366,24 @@ async def test_two_transactions_read_each_others_blocks() -> None:
         seen_a, seen_b = await asyncio.gather(change(b, a), change(a, b))
         assert seen_a == START
         assert seen_b == MORE
+
+
+async def test_drain_inside_does_not_wait_for_those_outside() -> None:
+    async with engine() as llm:
+        block = await block_with(llm, START, "block")
+        started = asyncio.Event()
+
+        async def write() -> None:
+            await started.wait()
+            await llm.forward(MORE, block)
+
+        writing = asyncio.create_task(write())
+        async with llm.transaction(block):
+            started.set()
+            await turns()
+            await llm.drain()
+            assert not writing.done()
+        await writing
 
 
 async def test_it_waits_for_its_turn() -> None:

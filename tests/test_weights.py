@@ -179,3 +179,15 @@ def test_release_gives_the_storage_back(tmp_path: Path) -> None:
     assert held.untyped_storage().nbytes() == 0
     assert weights.nbytes == 0
     weights.release()  # again: nothing happens
+
+
+def test_load_weights_lays_matrices_out_column_by_column_on_a_cpu(tmp_path: Path) -> None:
+    """What a product with few rows is fastest with there; biases and norms have no columns."""
+    make_checkpoint(tmp_path, "llama", attention_bias=True, tie_word_embeddings=True)
+    weights = load(tmp_path)
+    mixer = weights.layers[0].mixer
+    assert isinstance(mixer, AttentionWeights)
+    matrices = (weights.head, mixer.qkv, mixer.out, weights.layers[0].gate_up)
+    assert all(matrix.t().is_contiguous() for matrix in matrices)
+    assert mixer.qkv_bias is not None and mixer.qkv_bias.is_contiguous()
+    assert weights.head is weights.embedding

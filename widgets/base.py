@@ -80,6 +80,15 @@ class Widget(anywidget.AnyWidget):
         check_options(type(self).__name__, options, self.PANELS)
         for name, value in options.items():
             setattr(self, name, value)
+        if "pin" in options:  # asked for anew: stronger than what was chosen in a view before
+            self.choices = {**self.choices, "pin": options["pin"]}
+
+    def close(self) -> None:
+        """End all its views and give its memory back, that of its layout too."""
+        layout = self.layout
+        super().close()
+        if layout is not None:
+            layout.close()
 
     def _receive(self, _: Any, message: Message, buffers: Sequence[memoryview]) -> None:
         if self._handler is None:
@@ -92,14 +101,11 @@ class Widget(anywidget.AnyWidget):
     # ---- shown ----------------------------------------------------------------------------------
 
     def _ipython_display_(self, **_: Any) -> None:
-        from IPython.display import display
+        from IPython.display import publish_display_data
 
-        bundle_ = self._repr_mimebundle_()
-        if bundle_ is None:  # closed
-            display({"text/plain": repr(self)}, raw=True)
-            return
-        data, metadata = bundle_ if isinstance(bundle_, tuple) else (bundle_, {})
-        display(data, metadata=metadata, raw=True)
+        found = self._repr_mimebundle_() or {"text/plain": f"{self!r}, closed"}
+        data, metadata = found if isinstance(found, tuple) else (found, {})
+        publish_display_data(data, metadata)  # type: ignore[no-untyped-call]
         if self._on_show is not None:
             self._on_show()
 

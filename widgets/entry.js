@@ -10,6 +10,7 @@ export default () => {
   return {
     initialize({ model }) {
       link = new Link(model, store);
+      model.on("change:pin", () => link.pinned(model.get("pin")));
       return () => link.close();
     },
     render({ model, el }) {

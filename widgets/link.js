@@ -153,8 +153,14 @@ export class Link {
     this._tell();
   }
 
-  _tell() {
-    for (const listener of this.listeners) listener();
+  /** The kernel asks for another pin than the one that the person has chosen. */
+  pinned(edge) {
+    this.choices.pin = edge;
+    this._tell("pin");
+  }
+
+  _tell(what) {
+    for (const listener of this.listeners) listener(what);
   }
 }
 

@@ -51,7 +51,7 @@
 //   {type: "ack", client, next}           it has all records before number `next`
 //   {type: "visible", client, visible, panels}  panels: names of those on screen
 //   {type: "control", client, id, command, …}   see asyncllm_nb/controls.py
-//   {type: "read", client, id, what, n, exact, r, layer}  a reading that the recording has not: "weights" or
+//   {type: "read", client, id, what, n, exact, r, layer, view}  a reading that the recording has not: "weights" or
 //                                         "states" of request r at step n, or (not exact) the newest one
 //   {type: "choose", choices}             zoom, pin, typed text: kept in the kernel for the next page
 //   {type: "ping", client}

@@ -10,33 +10,37 @@
 
 import { h, setText, themeOf } from "./palette.js";
 import { STATUS_TEXT } from "./link.js";
+import { Pin } from "./pin.js";
 
 export const PANELS = [];
 
 const FRAME = 50; // ms from one paint to the next at least
 
-/** Mount panels into `root`. options: {panels: names in order, pin, theme}. Returns a function that ends it. */
-export function mountView(root, store, link, options) {
-  const view = new View(root, store, link, options);
+/** Mount panels into `home`. options: {panels: names in order, pin, theme}. Returns a function that ends it. */
+export function mountView(home, store, link, options) {
+  const view = new View(home, store, link, options);
   return () => view.close();
 }
 
 class View {
-  constructor(root, store, link, options) {
-    Object.assign(this, { root, store, link, options });
+  constructor(home, store, link, options) {
+    Object.assign(this, { store, link, options, root: h("div") });
+    this.pin = new Pin(this.root, home, link || store);
+    home.append(this.root);
     this.choices = link ? link.choices : { ...options.choices };
     this.painted = 0;
     this.places = [];
     this._build();
     this._onChange = () => this.redraw();
+    this._onLink = (what) => (what === "pin" ? this._setPin(this.choices.pin) : this.redraw());
     store.listeners.add(this._onChange);
-    if (link) link.listeners.add(this._onChange);
+    if (link) link.listeners.add(this._onLink);
     this._observers = [new ResizeObserver(this._onChange), this._watchVisible()];
-    this._observers[0].observe(root);
+    this._observers[0].observe(this.root);
     this._themes = new MutationObserver(this._onChange);
     this._themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
     this._clock = setInterval(() => this._drawStatus(), 1000);
-    root.__asyncllm_debug = this;
+    this.root.__asyncllm_debug = this;
     this.redraw();
   }
 
@@ -44,13 +48,14 @@ class View {
     this.closed = true;
     this.store.listeners.delete(this._onChange);
     if (this.link) {
-      this.link.listeners.delete(this._onChange);
+      this.link.listeners.delete(this._onLink);
       this.link.visible(this, null);
     }
     for (const observer of [...this._observers, this._themes]) observer.disconnect();
     clearInterval(this._clock);
     clearTimeout(this._timer);
     for (const place of this.places) place.ctx.local.close?.();
+    this.pin.close();
   }
 
   _build() {
@@ -68,7 +73,7 @@ class View {
       const panel = PANELS.find((one) => one.name === name);
       if (panel) this._place(panel);
     }
-    this._setPin(this.choices.pin ?? this.options.pin ?? "");
+    if (this.pin.isFree) this._setPin(this.choices.pin ?? this.options.pin ?? "");
   }
 
   _place(panel) {
@@ -113,13 +118,13 @@ class View {
   }
 
   _pin(edge) {
-    this._setPin(this.root.dataset.pin === edge ? "" : edge);
-    this._choose("pin", this.root.dataset.pin);
+    this._setPin(this.pin.edge === edge ? "" : edge);
+    this._choose("pin", this.pin.edge);
     this.redraw();
   }
 
   _setPin(edge) {
-    this.root.dataset.pin = edge;
+    if (this.pin.edge !== edge) this.pin.set(edge);
     for (const button of this.pinButtons) button.setAttribute("aria-pressed", String(button.dataset.pin === edge));
   }
 
@@ -184,6 +189,7 @@ class View {
   _drawStatus() {
     const { store, link } = this;
     const state = store.state;
+    this.pin.refresh();
     const live = store.cursor === null || !store.step(store.cursor);
     const engine = state.closed ? "closed" : state.paused ? "paused" : "";
     const words = [link ? STATUS_TEXT[link.status] : "replay", engine, live ? "" : `showing step ${store.cursor}`];

@@ -105,7 +105,7 @@ function drawNorms(found, state, ctx) {
 }
 
 const stateReading = (found, state, ctx) =>
-  readingOrAsk(ctx, "states", state.step, found.r, { layer: found.layer });
+  readingOrAsk(ctx, "states", state.step, found.r, { layer: found.layer, view: found.view });
 
 PANELS.push({
   name: "states",

@@ -8,7 +8,8 @@ const CHECKPOINT = 512; // records from one kept state to the next
 const KEPT = 120000; // records; beyond this the oldest are forgotten, as the kernel forgets them
 
 export class Store {
-  constructor() {
+  constructor(checkpoint = CHECKPOINT) {
+    this.checkpoint = checkpoint;
     this.listeners = new Set();
     this.meta = { name: "", model: "" };
     this.reset(0, emptyState());
@@ -53,7 +54,7 @@ export class Store {
       this.byType.get(record.t).push(record);
     }
     apply(this.live, record);
-    if (this.next % CHECKPOINT === 0) this.checkpoints.push({ next: this.next, state: cloneState(this.live) });
+    if (this.next % this.checkpoint === 0) this.checkpoints.push({ next: this.next, state: cloneState(this.live) });
   }
 
   _forget() {

@@ -62,7 +62,7 @@ function makeCard(key) {
 
 function drawCard(card, group, ctx) {
   setText(card.name, group.name);
-  setText(card.badge, `${SIGNS[group.state] || "·"} ${stateWords(group)}`);
+  setText(card.badge, `${SIGNS[group.state] || "·"} ${group.state === "failed" ? "failed" : stateWords(group)}`);
   card.badge.dataset.state = group.state;
   const stream = group.streams.at(-1);
   const written = stream ? stream.block : null;
@@ -71,7 +71,7 @@ function drawCard(card, group, ctx) {
     card.block.replaceChildren(...(written === null ? [] : ["writes ", blockLabel(written, ctx.store.nameOf(written))]));
     card.el.style.borderLeftColor = written === null ? "" : blockColour(written);
   }
-  setText(card.error, group.error);
+  setText(card.error, [group.error, group.state === "failed" && group.line].filter(Boolean).join("\n"));
   card.error.hidden = !group.error;
   const atEnd = card.text.scrollTop + card.text.clientHeight >= card.text.scrollHeight - 8;
   if (drawRuns(card, runsOf(group)) && atEnd) card.text.scrollTop = card.text.scrollHeight;

@@ -15,8 +15,18 @@ from playwright.sync_api import Locator, Page
 
 BOARDS = ".allm"
 
-PANELS = ("ledger", "controls", "streams", "views", "blocks", "timeline", "scrubber")
-"""All panels of a model with attention only, in the dashboard's order."""
+PANELS = (
+    "ledger",
+    "controls",
+    "streams",
+    "views",
+    "blocks",
+    "timeline",
+    "attention",
+    "states",
+    "scrubber",
+)
+"""All panels, in the dashboard's order."""
 
 COLOURS = ("#0072B2", "#D55E00", "#00875F", "#A3539B", "#A87400", "#6A6FD8", "#CC3D66", "#767C86")
 """A block's colour: that of its id modulo their number."""
@@ -53,11 +63,21 @@ class Board:
         }}"""
         self.page.wait_for_function(script, arg=[self.number, argument])
 
+    def look_at(self, name: str) -> None:
+        """Scroll to a panel and wait until it is painted: panels off screen are not."""
+        self.panel(name).scroll_into_view_if_needed()
+        self.wait_for("view.visiblePanels().includes(arg)", name)
+        self.wait_until_painted()
+
+    def wait_until_painted(self) -> None:
+        """Wait for one more painting."""
+        painted = self.ask("(view.redraw(), view.painted)")
+        self.wait_for("view.painted > arg", painted)
+
     def wait_for_records(self, number: int) -> None:
         """Wait until the records before `number` are here and painted."""
         self.wait_for("view.store.next >= arg", number)
-        painted = int(self.ask("(view.redraw(), view.painted)"))
-        self.wait_for("view.painted > arg", painted)
+        self.wait_until_painted()
 
     def state(self) -> dict[str, Any]:
         """The state that is drawn, as `engine.reducer` has it: texts end where their block ends."""
@@ -66,6 +86,17 @@ class Board:
         for block in state["blocks"].values():
             block["texts"] = block["texts"][: block["n"]]
         return state
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """All records of a type that have reached the page."""
+        found = self.ask("view.store.records.filter(record => record.t === arg)", kind)
+        assert isinstance(found, list)
+        return found
+
+    @property
+    def step(self) -> int:
+        """The newest step that has reached the page."""
+        return int(self.ask("view.store.live.step"))
 
     def press(self, command: str, name: str | None = None) -> None:
         """Press a button of the controls; `name`: its words, where several do the same."""
@@ -83,18 +114,22 @@ class Board:
 
     def table(self, name: str) -> list[list[str]]:
         """Rows of the table behind a panel; opens it."""
+        self.look_at(name)
         panel = self.panel(name)
         if not panel.locator(".allm-table").is_visible():
             panel.locator(".allm-flip").click()
-        panel.locator(".allm-table tbody").wait_for()
+            self.wait_until_painted()
         script = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
         rows = panel.locator(".allm-table table").evaluate(script)
         return [list(map(str, row)) for row in rows][1:]
 
     def pixels(self, name: str, colour: str) -> int:
-        """How many pixels of a panel's canvases have just this colour ("#0072B2")."""
+        """How many pixels of a panel's canvases have just this colour (as CSS has it)."""
         script = """(panel, colour) => {
-          const wanted = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+          const swatch = document.createElement("canvas").getContext("2d");
+          swatch.fillStyle = colour;
+          swatch.fillRect(0, 0, 1, 1);
+          const wanted = [...swatch.getImageData(0, 0, 1, 1).data].slice(0, 3);
           let found = 0;
           for (const canvas of panel.querySelectorAll("canvas")) {
             if (!canvas.width || !canvas.height) continue;
@@ -119,3 +154,23 @@ def lesson_cells(path: Path, model: Path) -> list[str]:
     document = json.loads(path.read_text(encoding="utf-8"))
     cells = ["".join(c["source"]) for c in document["cells"] if c["cell_type"] == "code"]
     return [cell.replace('"smollm2"', repr(str(model))) for cell in cells]
+
+
+ENGINE = """
+import asyncio
+import torch; torch.set_num_threads(1)
+from asyncllm_nb import AsyncLLM
+
+llm = AsyncLLM(MODEL, cache_tokens=8192)
+prompt, notes = await llm.create_blocks("prompt", "notes")
+await llm.forward(llm.chat_prompt("Hello?"), [prompt], logits="none")
+
+async def talk(tokens):
+    await llm.generate("so", [prompt, notes], max_tokens=tokens, temperature=1.0, forbid=[256, 257, 258])
+"""
+"""A cell that makes an engine `llm` with two blocks, and a coroutine that writes into one of them."""
+
+
+def engine_cell(model: Path) -> str:
+    """`ENGINE` with a model folder."""
+    return ENGINE.replace("MODEL", repr(str(model)))

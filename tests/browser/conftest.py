@@ -1,34 +1,32 @@
-"""One Chromium and one JupyterLab for all browser tests; a page of its own for each test.
+"""One Chromium and one JupyterLab for all browser tests, and notebooks of their own in them.
 
-Knows pytest and the harness. A test that fails leaves a picture of its page, what the page's
-console said, and the end of the server's log.
+Knows pytest and the harness. A test that fails leaves a picture of its page in build/browser, and its
+report says what the page's console said and how the server's log ended.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page
+from playwright.sync_api import Browser
 
 from asyncllm_nb.testing import make_checkpoint
 from browser.harness import Lab, Notebook, chromium
 
 Open = Callable[..., Notebook]
+"""``open_notebook(*cells, kernel="python3")``: a new notebook with a new kernel, in a new page."""
 
 OVERLAYS = Path(sys.prefix) / "overlays"
+PICTURES = "build/browser"
 
 _names = (f"notebook-{number}.ipynb" for number in count(1))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever stands in this folder drives a browser."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.browser)
+_open: list[Notebook] = []
+"""Notebooks that are open now, the newest last: what a failed test shows."""
 
 
 @pytest.fixture(scope="session")
@@ -59,38 +57,33 @@ def overlays() -> dict[str, Path]:
 
 
 @pytest.fixture
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A new page in a new browser context; what its console says is kept for a failed test."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        said: list[str] = []
-
-        def listen(message: ConsoleMessage) -> None:
-            said.append(f"{message.type}: {message.text}")
-
-        page.on("console", listen)
-        page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
-        request.node.stash[CONSOLE] = said
-        request.node.stash[PAGE] = page
-        yield page
+def open_notebook(browser: Browser, lab: Lab) -> Iterator[Open]:
+    """Opens notebooks that end with the test."""
+    with notebooks(browser, lab) as open_notebook:
+        yield open_notebook
 
 
-@pytest.fixture
-def open_notebook(page: Page, lab: Lab) -> Iterator[Open]:
-    """Opens a new notebook with a kernel of its own in the test's page."""
-    opened: list[Notebook] = []
+@contextmanager
+def notebooks(browser: Browser, lab: Lab) -> Iterator[Open]:
+    """Opens notebooks; at the end their kernels are shut down and their pages closed."""
+    with ExitStack() as stack:
 
-    def open_notebook(*cells: str, kernel: str = "python3") -> Notebook:
-        opened.append(Notebook.open(page, lab, next(_names), *cells, kernel=kernel))
-        return opened[-1]
+        def open_notebook(*cells: str, kernel: str = "python3") -> Notebook:
+            page = stack.enter_context(browser.new_context()).new_page()
+            notebook = Notebook.open(page, lab, next(_names), *cells, kernel=kernel)
+            _open.append(notebook)
+            stack.callback(_open.remove, notebook)
+            stack.callback(notebook.shut_down)
+            return notebook
 
-    yield open_notebook
-    for notebook in opened[-1:]:  # the others are no longer open: a page shows one document
-        notebook.shut_down()
+        yield open_notebook
 
 
-CONSOLE = pytest.StashKey[list[str]]()
-PAGE = pytest.StashKey[Page]()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever stands in this folder drives a browser."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.browser)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,13 +91,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and report.failed and PAGE in item.stash:
-        picture = item.config.rootpath / "build" / "browser" / f"{item.name}.png"
+    if report.when == "call" and report.failed and _open:
+        picture = item.config.rootpath / PICTURES / f"{item.name}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
-        item.stash[PAGE].screenshot(path=picture)
+        _open[-1].page.screenshot(path=picture)
         report.sections.append(("picture of the page", str(picture)))
-        report.sections.append(("console of the page", "\n".join(item.stash[CONSOLE][-40:])))
-        lab = item.funcargs.get("lab") if isinstance(item, pytest.Function) else None
-        if isinstance(lab, Lab):
-            report.sections.append(("log of the server", lab.log[-4000:]))
+        report.sections.append(("console of the page", "\n".join(_open[-1].console[-40:])))
+        report.sections.append(("log of the server", _open[-1].lab.log[-3000:]))
     return report

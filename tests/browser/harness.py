@@ -38,10 +38,13 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SIZE = {"width": 1280, "height": 900}
+SIZE = {"width": 1500, "height": 1000}
 
 TIMEOUT = 60.0
 """Seconds after which a wait fails; far more than anything here takes."""
+
+NOTEBOOK_FAULT = "Cannot read properties of undefined (reading 'schema')"
+"""Notebook 7 says this when it opens, whatever is in the document."""
 
 QUIET: dict[str, dict[str, Any]] = {
     "@jupyterlab/apputils-extension/notification": {
@@ -222,8 +225,9 @@ def chromium() -> Iterator[Browser]:
 PAGE_SCRIPT = """
 window.harness = {
   get panel() {
-    const app = window.jupyterapp;
-    return app && app.shell ? app.shell.currentWidget : null;
+    const shell = window.jupyterapp?.shell;
+    const documents = shell ? [...shell.widgets('main')] : [];
+    return documents.find(one => one.context && one.content?.model?.sharedModel?.cells) ?? null;
   },
   get kernel() {
     const panel = this.panel;
@@ -295,6 +299,15 @@ class Notebook:
 
     def __init__(self, page: Page, lab: Lab, name: str) -> None:
         self.page, self.lab, self.name = page, lab, name
+        self.console: list[str] = []  # what the page's scripts said
+        page.on("console", lambda said: self.console.append(f"{said.type}: {said.text}"))
+        page.on("pageerror", lambda error: self.console.append(f"uncaught: {error}"))
+
+    @property
+    def faults(self) -> list[str]:
+        """Errors that scripts of the page did not catch."""
+        uncaught = (line for line in self.console if line.startswith("uncaught:"))
+        return [line for line in uncaught if not line.endswith(NOTEBOOK_FAULT)]
 
     @classmethod
     def open(cls, page: Page, lab: Lab, name: str, *cells: str, kernel: str = "python3") -> Notebook:
@@ -372,6 +385,11 @@ class Notebook:
         document = json.loads((self.lab.root / self.name).read_text(encoding="utf-8"))
         assert isinstance(document, dict)
         return document
+
+    def select(self, index: int) -> None:
+        """Make a cell the active one."""
+        script = "index => { window.harness.panel.content.activeCellIndex = index; }"
+        self.page.evaluate(script, index)
 
     def scroll_to(self, index: int) -> None:
         """Bring a cell into view."""

@@ -1,0 +1,84 @@
+"""The agents that are measured: coroutines that read a prompt, a peer's block and their own.
+
+Knows the public API, and how to put random weights in the place of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import asyncllm_nb.engine.build as build
+from asyncllm_nb import AsyncLLM
+from asyncllm_nb.engine.config import ModelConfig
+from asyncllm_nb.engine.weights import Weights
+
+from .shapes import QWEN35_9B, random_weights
+
+PROMPT, PEER, OWN = 2048, 1024, 1024
+"""Tokens of the prompt that all read, of a peer's block, and of a coroutine's own block."""
+
+
+@contextmanager
+def random_engine(**options: Any) -> Iterator[AsyncLLM]:
+    """An engine of the Qwen3.5-9B shape with random weights on the GPU."""
+    loaded = build.load_weights
+
+    def drawn(folder: Any, config: ModelConfig, device: Any, dtype: torch.dtype) -> Weights:
+        return random_weights(config, torch.device(device), dtype)
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN35_9B))
+        build.load_weights = drawn
+        try:
+            yield AsyncLLM(folder, device="cuda", **options)
+        finally:
+            build.load_weights = loaded
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    ids: list[int] = np.random.default_rng(seed).integers(0, 200_000, count).tolist()
+    return ids
+
+
+async def views_of(llm: AsyncLLM, coroutines: int) -> list[list[Any]]:
+    """A view for each coroutine: [prompt, a peer's block, its own], with PROMPT, PEER, OWN tokens."""
+    prompt = await llm.create_block()
+    await llm.forward(tokens(PROMPT), [prompt], logits="none")
+    own = await llm.create_blocks(max(2, coroutines))
+    for index, block in enumerate(own):
+        await llm.forward(tokens(OWN, index + 1), [prompt, block], logits="none")
+    return [[prompt, own[(i + 1) % len(own)], own[i]] for i in range(coroutines)]
+
+
+async def decode(llm: AsyncLLM, coroutines: int, steps: int, warm_up: int = 8) -> dict[str, float]:
+    """Tokens per second of `coroutines` greedy streams, counted while all of them run."""
+    views = await views_of(llm, coroutines)
+    times: list[list[float]] = [[] for _ in views]
+
+    async def stream(index: int) -> None:
+        async for _ in llm.generate([index + 7], views[index], max_tokens=warm_up + steps):
+            times[index].append(time.perf_counter())
+
+    await asyncio.gather(*(stream(i) for i in range(coroutines)))
+    begin = max(t[warm_up - 1] for t in times)
+    end = min(t[-1] for t in times)
+    inside = sum(sum(begin < moment <= end for moment in t) for t in times)
+    gaps = np.concatenate([np.diff(t[warm_up - 1 :]) for t in times]) * 1e3
+    for view in views:
+        await llm.free_block(view[-1])
+    return {
+        "tokens_per_s": inside / (end - begin),
+        "gap_ms_p50": float(np.median(gaps)),
+        "gap_ms_p95": float(np.percentile(gaps, 95)),
+    }

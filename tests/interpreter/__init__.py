@@ -1,0 +1,1 @@
+"""Triton kernels in its interpreter, on a CPU."""

@@ -1,0 +1,42 @@
+// Pin: keeps a view at an edge of the window while the notebook scrolls. Knows elements, no data.
+//
+// A pinned view stands in the page's body. Inside of its cell it would vanish as soon as the notebook stops
+// drawing that cell, which it does for all that are scrolled away.
+
+const pinned = new Map(); // owner (a link) -> the pin that is out: two views of one widget do not pile up
+
+export class Pin {
+  /** `root` is moved; `home` is where it stands otherwise. */
+  constructor(root, home, owner) {
+    Object.assign(this, { root, home, owner, edge: "" });
+  }
+
+  /** Go to an edge ("right", "bottom"), or back home (""). Another view of the same widget goes home. */
+  set(edge) {
+    const other = pinned.get(this.owner);
+    if (edge && other && other !== this) other.set("");
+    if (edge) pinned.set(this.owner, this);
+    else if (other === this) pinned.delete(this.owner);
+    this.edge = edge;
+    this.root.dataset.pin = edge;
+    if (edge) this.document = this.home.closest(".jp-Document, .jp-NotebookPanel");
+    (edge ? document.body : this.home).append(this.root);
+    this.refresh();
+  }
+
+  /** May a view that opens now be pinned at once? */
+  get isFree() {
+    return !pinned.has(this.owner);
+  }
+
+  /** Out of sight while another document is in front of its notebook. */
+  refresh() {
+    const notebook = this.document;
+    this.root.hidden = Boolean(this.edge && notebook && (!notebook.isConnected || notebook.classList.contains("lm-mod-hidden")));
+  }
+
+  close() {
+    if (pinned.get(this.owner) === this) pinned.delete(this.owner);
+    this.root.remove();
+  }
+}
