@@ -98,9 +98,9 @@ class DecodeGraphs:
         self._recordings: dict[int, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, batch: Batch) -> GreedyStep | None:
+    def run(self, batch: Batch, ids: Tensor | None = None) -> GreedyStep | None:
         """Run a decode step, one row a request, recording it first if need be. None if it fits no
-        recording: too many rows, blocks or pages."""
+        recording: too many rows, blocks or pages. `ids` [N] on the device replace the batch's."""
         rows = next((rows for rows in BUCKETS if rows >= batch.num_rows), None)
         if rows is None:
             return None
@@ -110,7 +110,7 @@ class DecodeGraphs:
         if recording is None:
             recording = _Recording(rows, grouping, self._decoder, self._cache, self._device, self._pool)
             self._recordings[rows] = recording
-        return recording.replay(fields, batch.num_rows)
+        return recording.replay(fields, batch.num_rows, ids)
 
     def release(self) -> None:
         """Give the recordings' memory back."""
@@ -131,10 +131,11 @@ class _Recording:
     ) -> None:
         self.capacities = capacities(decoder.config, rows)
         size = self.capacities.size
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self._numbers = self._host.numpy()
+        # Two, taken in turns: a step may be laid out while the one before it is still being copied.
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._plan = torch.zeros(size, dtype=torch.int32, device=device)
         fields = self.capacities.views(self._plan)
+        self._token_ids = fields["token_ids"]
         fields["store_index"].fill_(-1)  # while it is recorded, all rows are padding
         fields["logit_rows"].copy_(torch.arange(rows))
 
@@ -147,14 +148,21 @@ class _Recording:
         with torch.cuda.graph(self._graph, pool=pool):
             self._result = step()
 
-    def replay(self, fields: dict[str, Integers], num_rows: int) -> GreedyStep | None:
-        """Run a step of `num_rows` real rows; None if its fields do not fit."""
+    def replay(
+        self, fields: dict[str, Integers], num_rows: int, ids: Tensor | None
+    ) -> GreedyStep | None:
+        """Run a step of `num_rows` real rows; None if its fields do not fit. Waits for nothing; the
+        caller runs at most one step ahead of the last one whose result it has."""
         if not self.capacities.fit(fields):
             return None
         rows = self.capacities.shapes["logit_rows"][0]
         fields = {**fields, "logit_rows": np.arange(rows)}
-        end = self.capacities.fill(self._numbers, fields)
-        self._plan[:end].copy_(self._host[:end], non_blocking=True)
+        self._hosts.reverse()
+        host = self._hosts[0]
+        end = self.capacities.fill(host.numpy(), fields)
+        self._plan[:end].copy_(host[:end], non_blocking=True)
+        if ids is not None:
+            self._token_ids[:num_rows].copy_(ids)
         self._graph.replay()
         result = self._result
         return GreedyStep(result.logits[:num_rows], result.ids[:num_rows], result.logprobs[:num_rows])

@@ -6,7 +6,6 @@ memory is taken, and gives logits back.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from ..kernels import pages as page_kernels
 from ..kernels import sampling as sampling_kernels
 from ..kernels import transitions
 from ..kernels.dispatch import why_not_fused
+from .ahead import NO_SPARE, SlotPlaces, Spare
 from .batch import PAGE_TOKENS
 from .blocks import BlockState, Segment
 from .layout import Part, make_batch, newest_rows
@@ -54,16 +54,19 @@ class StepResult:
 class Runner:
     """The only place that runs the model. All methods but `close` run on the one worker thread."""
 
-    def __init__(self, decoder: Decoder, cache: CacheTensors, device: torch.device) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: CacheTensors, device: torch.device, spare: Spare = NO_SPARE
+    ) -> None:
         self.decoder = decoder
         self.cache = cache
         self.device = device
         self._is_hybrid = decoder.config.is_hybrid
+        self._places = SlotPlaces(cache.pairs.shape[1])
         self._launcher: Launcher | None = None
         if device.type == "cuda" and not why_not_fused(device):
             from .launching import Launcher  # imports Triton
 
-            self._launcher = Launcher(decoder, cache, device)
+            self._launcher = Launcher(decoder, cache, device, self._places, spare)
 
     @torch.inference_mode()
     def step(
@@ -84,6 +87,7 @@ class Runner:
         if self._launcher is not None and not wanted:
             logits, drawn = self._launch(self._launcher, parts, draws)
             return StepResult(logits, drawn, time.perf_counter() - started, [])
+        parts = list(map(self._places.part, parts))
         batch = make_batch(parts, self._is_hybrid, self.device)
         measurement = Measurement(wanted) if wanted else None
         if measurement is None:
@@ -93,7 +97,7 @@ class Runner:
                 batch, self.cache, shares=measurement.shares, queries=measurement.queries
             )
         logits = list(rows.split(_counts(parts)))
-        drawn = [None] * len(parts)
+        drawn: list[tuple[int, float] | None] = [None] * len(parts)
         self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
         readings: list[PartReading] | Exception = []
         if measurement is not None:
@@ -107,17 +111,15 @@ class Runner:
         self, launcher: Launcher, parts: Sequence[Part], draws: Sequence[Draw | None]
     ) -> tuple[list[Tensor], list[tuple[int, float] | None]]:
         """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all."""
-        counts = _counts(parts)
-        ends = list(itertools.accumulate(counts))
         chosen = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
         others = [index for index, draw in enumerate(draws) if draw and not draw.params.takes_best]
-        batch = make_batch(parts, self._is_hybrid, torch.device("cpu"))
-        launched = launcher.launch(batch, counts, [ends[index] - 1 for index in chosen])
+        rows = launcher.run(parts, goes_on=len(chosen) == len(parts))
+        logits = [row.logits for row in rows]
         drawn: list[tuple[int, float] | None] = [None] * len(parts)
-        self._draw_into(drawn, draws, launched.logits, others)
-        for index, token, logprob in zip(chosen, *launched.tokens.tolist(), strict=True):
-            drawn[index] = (int(token), logprob)
-        return launched.logits, drawn
+        self._draw_into(drawn, draws, logits, others)
+        for index in chosen:
+            drawn[index] = rows[index].token
+        return logits, drawn
 
     def _draw_into(
         self,
@@ -134,7 +136,8 @@ class Runner:
     @torch.inference_mode()
     def read_states(self, slots: Sequence[int], layers: Sequence[int]) -> dict[int, Floats]:
         """The state after a view whose blocks have `slots`, block by block; see `measuring`."""
-        return read_states(self.decoder.config, self.cache, slots, layers)
+        places = [self._places[slot] for slot in slots]
+        return read_states(self.decoder.config, self.cache, places, layers)
 
     @torch.inference_mode()
     def draw(self, draws: Sequence[Draw]) -> list[tuple[int, float]]:
@@ -159,6 +162,8 @@ class Runner:
     def join_slots(self, left: BlockState, right: BlockState, target: int) -> None:
         """Write to slot `target` the pair and the raw rows of `left` followed by `right`."""
         pairs, rows = self.cache.pairs, self.cache.conv_rows
+        left, right = self._places.state(left), self._places.state(right)
+        target = self._places[target]
         pairs[:, target] = transitions.compose(pairs[:, left.slot], pairs[:, right.slot])
         newest = newest_rows([(right.slot, right.num_rows), (left.slot, left.num_rows)])
         rows[:, target] = rows.flatten(1, 2)[:, self._tensor(newest)]

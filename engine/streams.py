@@ -199,16 +199,16 @@ class TokenStream:
     # ---- the consumer's side --------------------------------------------------------------------
 
     def _begin_reading(self) -> None:
+        if self.asking:
+            raise RuntimeError(
+                f"stream {self.name!r} is being read by another task; one task reads a stream, and "
+                "passes tokens on through a queue"
+            )
         task = asyncio.current_task()
         if self._reader is None:
             self._engine.enlist(self, task)
         if task is not None and (self._reader is None or self._reader() is not task):
             self._reader = weakref.ref(task)
-        if self._asked is not None and not self._asked.done():
-            raise RuntimeError(
-                f"stream {self.name!r} is being read by another task; one task reads a stream, and "
-                "passes tokens on through a queue"
-            )
         self.order = self._engine.next_order()
         self._check_turn()
         if self._opening is None and not self._opened:
@@ -428,23 +428,30 @@ class TokenStream:
 
 
 class _Reading:
-    """An iterator over a stream whose release ends it: Python tells nobody else about a ``break``."""
+    """An iterator over a stream whose release ends it: Python tells nobody else about a ``break``.
+
+    One that never read (somebody else does) ends nothing.
+    """
 
     def __init__(self, stream: TokenStream) -> None:
         self._stream = stream
+        self._reads = False
 
     def __aiter__(self) -> AsyncIterator[Token]:
         return self
 
     async def __anext__(self) -> Token:
+        self._reads = self._reads or not self._stream.asking
         try:
             return await self._stream.__anext__()
         except BaseException:  # leaves the loop; a traceback may keep this iterator alive for long
-            self._stream.finish("cancelled")
+            if self._reads:
+                self._stream.finish("cancelled")
             raise
 
     def __del__(self) -> None:
-        self._stream._engine.release_stream(self._stream)
+        if self._reads:
+            self._stream._engine.release_stream(self._stream)
 
 
 class _Parts:
