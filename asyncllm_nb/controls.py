@@ -7,6 +7,7 @@ runs. A command that cannot be done raises, and the view that asked shows why.
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -124,6 +125,26 @@ async def _mark(engine: Engine, message: Message) -> str:
     engine.trace.add("mark", n=step, note=str(message.get("note", "")))
     kept = engine.instruments.mark(step)
     return f"step {step} marked" + (", with its readings" if kept else "")
+
+
+def kernel_note() -> str:
+    """When this kernel acts on buttons while a cell runs: what a person should know whose click waits.
+    "" outside of a kernel."""
+    module = sys.modules.get("ipykernel")
+    if module is None:
+        return ""
+    version: str = module.__version__
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if major < 7:
+        when = "only when the running cell has ended: start coroutines with create_task and let the cell end"
+    elif (major, minor) < (7, 4):
+        when = (
+            "during a running cell only with JupyterLab's setting commsOverSubshells, which is on unless "
+            "somebody has changed it; otherwise when the cell has ended"
+        )
+    else:
+        when = "while a cell awaits; one that computes without giving way may hold them up to its end"
+    return f"ipykernel {version} acts on buttons {when}."
 
 
 COMMANDS: dict[str, Callable[[Engine, Message], Awaitable[str]]] = {

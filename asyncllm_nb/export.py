@@ -66,7 +66,7 @@ def to_html(trace: Trace, file: str | os.PathLike[str]) -> Path:
     assert "</script" not in code.lower()
     head = PAGE.format(
         policy=escape(POLICY),
-        title=escape(f"A run of {trace.model}"),
+        title=escape(f"A run of {Path(trace.model).name}"),
         style=style(),
         recording="{recording}",
         code="{code}",

@@ -45,6 +45,16 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+def messages_wait(on_main_thread: bool) -> bool:
+    """Do messages of widgets wait until the running cell has ended, even if it only awaits?
+
+    So they do in older ipykernels, except for those that come `on_main_thread` no more: JupyterLab
+    sends them to a thread of their own, if the kernel offers that and the setting is on.
+    """
+    module = sys.modules.get("ipykernel")
+    return module is not None and module.version_info[:2] < (7, 4) and on_main_thread
+
+
 def host_name() -> str:
     """The program that shows what the code displays, as far as a kernel can tell.
 

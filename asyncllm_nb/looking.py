@@ -53,15 +53,20 @@ class Looking:
         return sorted(wanted & set(known)) or known[:1]
 
     async def read(self, question: Mapping[str, Any]) -> Fields | None:
-        """The record that answers a view's question; None if there is no such reading.
+        """The record that answers a view's question; None if there is no such reading. Its ``kept`` says
+        how many bytes of memory all readings take.
 
         question: ``what`` ("weights" or "states"), ``n`` (a step), ``exact`` (that step and no other), ``r``
         (a request), and of states ``layer`` and ``view`` (ids of blocks). Raises ValueError for others.
         """
         engine = self._engine()
-        what, request = str(question["what"]), int(question["r"])
         if engine is None or engine.closed:
             return None
+        record = await self._read(engine, question)
+        return None if record is None else {**record, "kept": engine.instruments.nbytes}
+
+    async def _read(self, engine: Engine, question: Mapping[str, Any]) -> Fields | None:
+        what, request = str(question["what"]), int(question["r"])
         if what == "states":
             layer = int(question["layer"])
             engine.instruments.check_linear(layer)

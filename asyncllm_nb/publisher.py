@@ -13,6 +13,7 @@ what a notebook server lets through.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .engine.trace import Trace
+from .host import messages_wait
 
 Message = dict[str, Any]
 
@@ -28,6 +30,8 @@ MAX_RATE = 120  # messages a second to all widgets of a kernel
 PART = 400  # records in one message of a snapshot, or of a delta that catches up
 UNACKNOWLEDGED = 2  # messages on their way to a view
 PATIENCE = 3.0  # s without an acknowledgement until a view counts as gone (a closed tab says nothing)
+UNHEARD_INTERVAL, UNHEARD_PATIENCE = 0.25, 600.0
+"""The same two where nothing is heard from views while a cell runs: they are sent to all the same."""
 
 
 class Channel(Protocol):
@@ -61,10 +65,10 @@ class Showing:
     def visible(self) -> bool:
         return any(client.visible for client in self.clients.values())
 
-    def forget_gone(self, now: float) -> None:
+    def forget_gone(self, now: float, patience: float) -> None:
         """Pages that are shown something and never answer are closed."""
         for name, client in list(self.clients.items()):
-            if client.acknowledged < self.sent and now - client.heard > PATIENCE:
+            if client.acknowledged < self.sent and now - client.heard > patience:
                 del self.clients[name]
 
     def is_behind(self) -> bool:
@@ -107,6 +111,7 @@ class Publisher:
         self._news = asyncio.Event()
         self._panels: frozenset[str] = frozenset()
         self._plain: dict[int, list[Message]] = {}  # of this tick: widgets mostly get the same records
+        self._unheard = False  # do views' messages wait until the running cell has ended?
         self.num_messages = 0  # ever sent
 
     # ---- what widgets call, on any thread -------------------------------------------------------
@@ -118,6 +123,7 @@ class Publisher:
     def receive(self, widget: Channel, message: Message) -> None:
         """A view says something. Any thread."""
         assert self._loop is not None, "widgets are attached on the engine's loop"
+        self._unheard = messages_wait(threading.current_thread() is threading.main_thread())
         self._loop.call_soon_threadsafe(self._handle, widget, message)
 
     def detach(self, widget: Channel) -> None:
@@ -222,7 +228,7 @@ class Publisher:
                 await self._serve(widget, showing)
             except Exception as error:
                 self._send(widget, {"type": "error", "text": f"{type(error).__name__}: {error}"})
-            showing.forget_gone(now)
+            showing.forget_gone(now, UNHEARD_PATIENCE if self._unheard else PATIENCE)
         self._plain.clear()
         self._watch()
         (_busy.add if self.num_messages > before else _busy.discard)(self)
@@ -240,14 +246,14 @@ class Publisher:
     def _pause(self) -> float:
         showings = (showing for publisher in _busy for showing in publisher._widgets.values())
         num_widgets = sum(showing.visible for showing in showings)
-        return max(INTERVAL, num_widgets / MAX_RATE)
+        return max(UNHEARD_INTERVAL if self._unheard else INTERVAL, num_widgets / MAX_RATE)
 
     async def _serve(self, widget: Channel, showing: Showing) -> None:
         while showing.snapshots:
             await self._send_snapshot(widget, showing, showing.snapshots.pop(0))
         if not showing.visible:
             return
-        if showing.is_behind():
+        if showing.is_behind() and not self._unheard:
             self._news.set()  # look again after the pause
             return
         if showing.sent < self._trace.next:

@@ -62,7 +62,9 @@ def draw_recording(trace: Trace) -> Picture:
     """The end of a recorded run: its last steps as a picture, its streams and their texts."""
     state = trace.state()
     streams = [request for request in state["requests"].values() if request["kind"] == "stream"]
-    head = f"A recorded run of {trace.model}: {len(trace)} steps, {state['encoded']:,} tokens encoded"
+    head = (
+        f"A recorded run of {Path(trace.model).name}: {len(trace)} steps, {state['encoded']:,} tokens encoded"
+    )
     columns = ("coroutine", "ended", "tokens", "text")
     facts = [(s["name"], s["reason"] or s["state"], str(s["tokens"]), s["text"]) for s in streams]
     rows = [[*map(escape, fact[:3]), code(tail(fact[3], TEXT))] for fact in facts]

@@ -11,15 +11,17 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from .dashboard import draw_snapshot
-from .engine.engine import Engine
 from .engine.trace import RowRecord, StepRecord
 from .host import kernel_loop
 from .live import LiveHTML, Picture
 from .markup import COLOURS, block_label, muted
-from .snapshots import snapshot
 from .widgets.picture import Raster
+
+if TYPE_CHECKING:
+    from .engine.engine import Engine
 
 INTERVAL = 10.0  # s from one update to the next while the engine runs
 SETTLE = 0.4  # s of rest after which a pause or an end is drawn
@@ -74,6 +76,8 @@ class StaticForm:
 
 def draw_static(engine: Engine) -> Picture:
     """A closed fold: the line about the engine, the picture of its last steps, tables."""
+    from .snapshots import snapshot  # loads torch, which a replay does without
+
     shown = snapshot(engine)
     tables, text = draw_snapshot(shown)
     ledger = engine.trace.ledger

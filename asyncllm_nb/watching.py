@@ -9,7 +9,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from .controls import Controls
+from .controls import Controls, kernel_note
 from .engine.engine import Engine
 from .host import kernel_loop, running_loop
 from .looking import Looking
@@ -33,6 +33,7 @@ class Watch:
             on_watch=self._watched,
         )
         self._controls = Controls(engine)
+        engine.trace.meta["kernel_note"] = kernel_note()
         self._looking = Looking(engine)
         self._static = StaticForm(engine)
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds tasks only weakly

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .ahead import Spare
 from .batch import PAGE_TOKENS
 from .blocks import Memory
 from .config import ModelConfig
@@ -30,6 +31,9 @@ SLOT_SHARE = 0.5
 """Of a hybrid model's budget, at most this part is for slots."""
 MAX_SLOTS = 256
 MAX_CACHE_TOKENS = 1 << 20
+MAX_AHEAD = 32
+"""Streams whose next token a GPU may compute while the engine's loop delivers the last one. What that
+takes comes out of the share of the GPU that pages and slots leave free."""
 MAX_BATCH_TOKENS = {"cuda": 2048, "cpu": 256}
 
 _GROUP_LIMITS = (
@@ -123,6 +127,18 @@ def plan_budget(
     return budget
 
 
+def plan_spare(budget: Budget, device: torch.device) -> Spare:
+    """Pages and slots behind those of the budget, for steps that run ahead on a GPU."""
+    on_gpu = device.type == "cuda"
+    slots = min(MAX_AHEAD, budget.num_slots // 3) if on_gpu else 0
+    return Spare(
+        first_slot=budget.num_slots + 1,
+        num_slots=slots,
+        first_page=budget.num_pages + 1,
+        num_pages=MAX_AHEAD if on_gpu else 0,
+    )
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes of `device` that may be used for the cache.
 
@@ -191,12 +207,19 @@ def build_engine(
     else:
         weights = load_weights(folder, config, chosen, chosen_dtype)
         budget = plan_budget(config, chosen_dtype, free_memory(chosen), cache_tokens, max_blocks)
-    cache = CacheTensors.allocate(config, budget.num_pages + 1, budget.num_slots + 1, chosen, chosen_dtype)
+    spare = plan_spare(budget, chosen)
+    cache = CacheTensors.allocate(
+        config,
+        spare.first_page + spare.num_pages,
+        spare.first_slot + spare.num_slots,
+        chosen,
+        chosen_dtype,
+    )
     engine = Engine(
         config,
         Codec(load_tokenizer(folder)),
         Memory(budget.num_pages, budget.num_slots, config.is_hybrid),
-        Runner(Decoder(config, weights), cache, chosen),
+        Runner(Decoder(config, weights), cache, chosen, spare),
         model=model,
         name=name,
         max_batch_tokens=max_batch_tokens,

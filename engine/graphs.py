@@ -148,9 +148,7 @@ class _Recording:
         with torch.cuda.graph(self._graph, pool=pool):
             self._result = step()
 
-    def replay(
-        self, fields: dict[str, Integers], num_rows: int, ids: Tensor | None
-    ) -> GreedyStep | None:
+    def replay(self, fields: dict[str, Integers], num_rows: int, ids: Tensor | None) -> GreedyStep | None:
         """Run a step of `num_rows` real rows; None if its fields do not fit. Waits for nothing; the
         caller runs at most one step ahead of the last one whose result it has."""
         if not self.capacities.fit(fields):

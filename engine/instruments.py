@@ -152,6 +152,12 @@ class Instruments:
         """Bytes of host memory that all readings take."""
         return sum(r.nbytes for r in (*self._ring.values(), *self._marked.values()))
 
+    def __repr__(self) -> str:
+        kept = (
+            f"{len(self.steps)} steps kept, {len(self._marked)} of them marked, {self.nbytes / 2**20:.1f} MB"
+        )
+        return f"<Instruments: {kept}{f'; {self.fault}' if self.fault else ''}>"
+
     async def states(self, view: Sequence[CacheBlock], layer: int) -> Floats:
         """The state of a Gated DeltaNet layer after `view` as it is now, block by block.
 

@@ -108,9 +108,7 @@ class Recorder:
         """`rest`: text of an unfinished character, not part of any token."""
         if self._stream_states.pop(stream.number, None) is None:
             return  # nobody has read it
-        self.trace.add(
-            "ended", r=stream.number, reason=stream.stop_reason, error=stream.failure, x=rest
-        )
+        self.trace.add("ended", r=stream.number, reason=stream.stop_reason, error=stream.failure, x=rest)
 
     def dropped(self, encoding: Encoding) -> None:
         """A request that had begun will not finish. (A stream says so itself.)"""
@@ -241,8 +239,6 @@ def commit_of(draft: Draft, version: int) -> Commit:
     return (version, kept - 1 if draft.copy else kept, draft.taken)
 
 
-def _versions(
-    blocks: Sequence[CacheBlock], states: Sequence[BlockState]
-) -> tuple[tuple[str, int], ...]:
+def _versions(blocks: Sequence[CacheBlock], states: Sequence[BlockState]) -> tuple[tuple[str, int], ...]:
     pairs = zip(blocks, states, strict=True)
     return tuple((block.name, state.version) for block, state in pairs)

@@ -84,8 +84,9 @@ class Runner:
         if copies:
             source, target = (self._tensor(column) for column in zip(*copies, strict=True))
             page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
+        drawn: list[tuple[int, float] | None] = [None] * len(parts)
         if self._launcher is not None and not wanted:
-            logits, drawn = self._launch(self._launcher, parts, draws)
+            logits = self._launch(self._launcher, parts, draws, drawn)
             return StepResult(logits, drawn, time.perf_counter() - started, [])
         parts = list(map(self._places.part, parts))
         batch = make_batch(parts, self._is_hybrid, self.device)
@@ -97,7 +98,6 @@ class Runner:
                 batch, self.cache, shares=measurement.shares, queries=measurement.queries
             )
         logits = list(rows.split(_counts(parts)))
-        drawn: list[tuple[int, float] | None] = [None] * len(parts)
         self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
         readings: list[PartReading] | Exception = []
         if measurement is not None:
@@ -108,18 +108,21 @@ class Runner:
         return StepResult(logits, drawn, time.perf_counter() - started, readings)
 
     def _launch(
-        self, launcher: Launcher, parts: Sequence[Part], draws: Sequence[Draw | None]
-    ) -> tuple[list[Tensor], list[tuple[int, float] | None]]:
+        self,
+        launcher: Launcher,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        drawn: list[tuple[int, float] | None],
+    ) -> list[Tensor]:
         """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all."""
-        chosen = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
+        greedy = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
         others = [index for index, draw in enumerate(draws) if draw and not draw.params.takes_best]
-        rows = launcher.run(parts, goes_on=len(chosen) == len(parts))
+        rows = launcher.run(parts, goes_on=len(greedy) == len(parts))
         logits = [row.logits for row in rows]
-        drawn: list[tuple[int, float] | None] = [None] * len(parts)
         self._draw_into(drawn, draws, logits, others)
-        for index in chosen:
+        for index in greedy:
             drawn[index] = rows[index].token
-        return logits, drawn
+        return logits
 
     def _draw_into(
         self,
@@ -176,10 +179,7 @@ class Runner:
             for s in segments
             for i in range(s.length)
         ]
-        goal = [
-            target.pages[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS
-            for i in range(target.length)
-        ]
+        goal = [target.pages[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS for i in range(target.length)]
         shift = [s.offset - target.offset for s in segments for _ in range(s.length)]
         page_kernels.move_tokens(
             self.cache.keys,

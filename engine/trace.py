@@ -229,7 +229,9 @@ class Trace:
         """Write one page that plays the run with its panels, without a kernel or a network. Returns the
         path. Raises RuntimeError outside of `AsyncLLM`, which knows how pages are drawn."""
         if self.export is None:
-            raise RuntimeError("this trace belongs to no AsyncLLM: use asyncllm_nb.export.to_html(trace, file)")
+            raise RuntimeError(
+                "this trace belongs to no AsyncLLM: use asyncllm_nb.export.to_html(trace, file)"
+            )
         return self.export(self, Path(file))
 
     @staticmethod

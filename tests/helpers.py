@@ -22,7 +22,7 @@ from typing import Any, Self
 from literal import LiteralBlock, LiteralModel
 from torch import Tensor
 
-from asyncllm_nb import AsyncLLM
+from asyncllm_nb import AsyncLLM, CacheBlock
 from asyncllm_nb.testing import assert_close_logits, make_checkpoint
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_5")
@@ -187,6 +187,13 @@ async def answer_of(request: Awaitable[Any]) -> Any:
         return await request
     except (Exception, asyncio.CancelledError) as error:
         return error.with_traceback(None)
+
+
+async def filled_block(llm: AsyncLLM, ids: list[int], name: str) -> CacheBlock:
+    """A new block that holds `ids`."""
+    block = await llm.create_block(name)
+    await llm.forward(ids, block)
+    return block
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

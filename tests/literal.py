@@ -78,9 +78,7 @@ class LiteralModel:
         self.norm_offset = 1.0 if config["model_type"].startswith("qwen3_5") else 0.0
         self.frequencies = _frequencies(config, self.head_dim)
 
-    def encode(
-        self, tokens: Sequence[int], view: Sequence[LiteralBlock]
-    ) -> tuple[LiteralBlock, Tensor]:
+    def encode(self, tokens: Sequence[int], view: Sequence[LiteralBlock]) -> tuple[LiteralBlock, Tensor]:
         """Append `tokens` to the last block of `view`.
 
         Returns the block with them and float64 logits [len(tokens), vocab].
@@ -126,9 +124,7 @@ class LiteralModel:
             hidden = hidden + self._mlp(layer, x)
         return self._norm(hidden, "norm"), tuple(left)
 
-    def _attention(
-        self, layer: int, x: Tensor, seen: Sequence[Remembered]
-    ) -> tuple[Tensor, KeyValue]:
+    def _attention(self, layer: int, x: Tensor, seen: Sequence[Remembered]) -> tuple[Tensor, KeyValue]:
         name = f"layers.{layer}.self_attn"
         query = self._linear(x, f"{name}.q_proj").view(self.heads, -1)
         query, gate = query[:, : self.head_dim], query[:, self.head_dim :]
@@ -164,9 +160,7 @@ class LiteralModel:
         sizes = [key_heads * d_k, key_heads * d_k, value_heads * d_v]
         query, key, value = torch.functional.split(F.silu((window * kernel).sum(1)), sizes)
         repeats = value_heads // key_heads
-        query, key = (
-            _unit(t.view(key_heads, d_k)).repeat_interleave(repeats, dim=0) for t in (query, key)
-        )
+        query, key = (_unit(t.view(key_heads, d_k)).repeat_interleave(repeats, dim=0) for t in (query, key))
         raw_gate = self._linear(x, f"{name}.in_proj_a") + self.weights[f"{name}.dt_bias"]
         decay = self.weights[f"{name}.A_log"].exp() * F.softplus(raw_gate)
         beta = torch.sigmoid(self._linear(x, f"{name}.in_proj_b"))
@@ -220,9 +214,7 @@ def _load(folder: Path) -> dict[str, Tensor]:
 
 def _frequencies(config: dict[str, Any], head_dim: int) -> Tensor:
     rope = config.get("rope_parameters") or {}
-    assert rope.get("rope_type", "default") == "default", (
-        "the literal model knows plain rotary only"
-    )
+    assert rope.get("rope_type", "default") == "default", "the literal model knows plain rotary only"
     theta = rope.get("rope_theta") or config["rope_theta"]
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim

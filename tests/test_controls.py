@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import engine, tokens, turns, until
 
 from asyncllm_nb import AsyncLLM, CacheBlock
+from asyncllm_nb.controls import kernel_note
 from asyncllm_nb.watching import watch
 
 Message = dict[str, Any]
@@ -155,6 +158,24 @@ async def test_what_cannot_be_done_is_said(command: str, more: Message, said: st
         answer = await buttons.ask(command, **more)
         assert not answer["ok"] and said in answer["text"]
         assert block.num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("6.31.0", "only when the running cell has ended"),
+        ("7.3.0", "commsOverSubshells"),
+        ("7.4.0", "while a cell awaits"),
+        ("8.0.1", "while a cell awaits"),
+    ],
+)
+def test_kernel_note_says_when_a_click_is_late(
+    monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace(__version__=version))
+    assert said in kernel_note() and version in kernel_note()
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    assert kernel_note() == ""
 
 
 async def test_after_close_the_answer_says_so() -> None:

@@ -84,9 +84,7 @@ def test_any_cut_gives_the_logits_of_transformers(
 
     async def encode_side_by_side() -> None:
         work = [encode_cut(llm, SEQUENCES[i], cut) for i, cut in enumerate(cuts)]
-        for logits, whole in zip(
-            await asyncio.gather(*work), expected_logits(family), strict=False
-        ):
+        for logits, whole in zip(await asyncio.gather(*work), expected_logits(family), strict=False):
             if len(logits):
                 assert_close(logits, whole[: len(logits)])
 
@@ -130,8 +128,6 @@ def test_stream_equals_transformers(bench: Bench, family: str) -> None:
         logits = transformers_logits(checkpoint(family), start + [t.id for t in made])
         said = logits[len(start) - 1 : -1].log_softmax(-1)
         assert [token.id for token in made] == said.argmax(-1).tolist()
-        assert [token.logprob for token in made] == pytest.approx(
-            said.max(-1).values.tolist(), abs=1e-4
-        )
+        assert [token.logprob for token in made] == pytest.approx(said.max(-1).values.tolist(), abs=1e-4)
 
     bench.run(llm, generate())

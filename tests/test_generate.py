@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    BOTH_KINDS,
-    checkpoint,
-    engine,
-    literal,
-    tokens,
-    vocab_size,
-)
+from helpers import BOTH_KINDS, checkpoint, engine, literal, tokens, vocab_size
 from literal import LiteralBlock
 from torch import Tensor
 
@@ -94,9 +87,7 @@ async def test_sampled_frequencies_follow_the_distribution() -> None:
         counts = torch.zeros(VOCAB, dtype=torch.float64)
         for seed in range(count):
             view = [prompt, await llm.create_block()]
-            (first,) = await ids_of(
-                llm, None, cache_view=view, max_tokens=1, temperature=1.0, seed=seed
-            )
+            (first,) = await ids_of(llm, None, cache_view=view, max_tokens=1, temperature=1.0, seed=seed)
             counts[first] += 1
     said = literal(checkpoint()).encode(PROMPT, [LiteralBlock()])[1][-1].softmax(-1)
     deviation = (count * said * (1 - said)).sqrt() + 1

@@ -269,6 +269,7 @@ async def test_marks_outlive_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
         for token in range(6):
             await llm.forward([token], block)
         assert board.steps == [3, 7, 10, 11, 12, 13] and board.marked == [3, 7]
+        assert repr(board).startswith("<Instruments: 6 steps kept, 2 of them marked, ")
         board.unmark(3)
         assert board.reading(3) is None and board.marked == [7]
 

@@ -106,6 +106,22 @@ async def test_a_single_writer_saves_nothing() -> None:
         assert llm.trace.ledger.resent == llm.trace.ledger.encoded == 52
 
 
+async def test_a_text_of_the_same_length_is_another_text() -> None:
+    async with engine("llama") as llm:
+        left, right, other = await llm.create_blocks("left", "right", "other")
+        await llm.forward(tokens(10), [left])
+        await llm.forward(tokens(5), [left, right])  # 10 + 5
+        await llm.forward(tokens(6, seed=1), [other])
+        await llm.replace(left, tokens(10, seed=2))
+        before = llm.trace.ledger.resent
+        await llm.forward(tokens(1), [left, right])
+        assert llm.trace.ledger.resent - before == 16
+        await llm.clear(right)
+        await llm.append_block(right, other)
+        await llm.forward(tokens(1), [left, right])
+        assert llm.trace.ledger.resent - before == 16 + 17
+
+
 async def test_a_changed_block_is_encoded_again_with_all_that_follows() -> None:
     async with engine("llama") as llm:
         left, right = await llm.create_blocks("left", "right")

@@ -134,9 +134,7 @@ def step(trace: Trace, number: int, streams: int) -> None:
     for stream in range(1, streams + 1):
         trace.add("token", r=stream, id=5, x="x")
     rows = tuple(
-        RowRecord(
-            f"s{r}", "decode", f"b{r}", ((f"b{r}", number),), 1, (5,), r, (r,), number, (number + 1,)
-        )
+        RowRecord(f"s{r}", "decode", f"b{r}", ((f"b{r}", number),), 1, (5,), r, (r,), number, (number + 1,))
         for r in range(1, streams + 1)
     )
     trace.append(StepRecord(number, 0.0, 0.01, rows, (), 5, 5))

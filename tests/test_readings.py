@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from asyncllm_nb.engine.readings import (
     weights_fields,
 )
 from asyncllm_nb.engine.trace import RowRecord, Trace
+from asyncllm_nb.widgets.bundle import bundle
 
 GENERATOR = np.random.default_rng(5)
 
@@ -111,3 +116,47 @@ async def test_a_mark_leaves_room_in_the_recording(monkeypatch: pytest.MonkeyPat
         assert [record["layer"] for record in found if record["t"] == "states"] == [0, 1]
         reading = llm.instruments.reading(3)
         assert reading is not None and len(reading.layers) == 4
+
+
+NODE = shutil.which("node")
+
+UNPACK = """
+import { readFileSync } from "node:fs";
+const { rows } = JSON.parse(readFileSync(0, "utf8"));
+const bytes = (row) => ({ ...row, q: Uint8Array.from(Buffer.from(row.q, "base64")) });
+const [shares, weights, state] = rows.map(bytes);
+const table = unpackTable(shares);
+console.log(JSON.stringify({
+  cell: table.at(2, 1, 4), layer: table.at(1, 0, null), all: table.at(null, 1, null),
+  weights: [...unpackWeights(weights, 1, 2)], average: [...unpackWeights(weights, null, null)],
+  part: [...unpackState(state, 1, 3)], sum: [...unpackState(state, null, 3)],
+}));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node to run the browser's code")
+def test_the_browser_unpacks_what_was_packed() -> None:
+    """readings.js gives back shares, weights and states within what a byte keeps of them."""
+    assert NODE is not None
+    table, weights = shares(), (GENERATOR.random((2, 3, 9)) * 0.01).astype(np.float16)
+    state = GENERATOR.standard_normal((2, 4, 5, 3)).astype(np.float32)
+    reading = StepReading(4, (row(),), (PartReading((5, 4), shares=table, weights=weights),))
+    fields = [shares_fields(reading), weights_fields(reading)]
+    rows = [found["rows"][0] for found in fields if found is not None] + [state_bytes(state)]
+    plain = [{**one, "q": base64.b64encode(one["q"]).decode()} for one in rows]
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-e", bundle("readings") + UNPACK],
+        input=json.dumps({"rows": plain}), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["cell"] == pytest.approx(table[2, 1, 4], abs=0.003)
+    assert found["layer"] == pytest.approx(table[1, 0].mean(), abs=0.003)
+    assert found["all"] == pytest.approx(table[:, 1].mean(), abs=1e-4)
+    np.testing.assert_allclose(found["weights"], weights[1, 2], atol=0.01 / 255)
+    np.testing.assert_allclose(found["average"], weights.mean((0, 1)), atol=0.01 / 255)
+    peak = np.abs(state[:, 3]).max()
+    np.testing.assert_allclose(np.array(found["part"]) * peak, state[1, 3].flatten(), atol=peak / 127)
+    np.testing.assert_allclose(
+        np.array(found["sum"]) * peak, state[:, 3].sum(0).flatten(), atol=2 * peak / 127
+    )

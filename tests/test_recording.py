@@ -43,9 +43,7 @@ def shown_blocks(state: State) -> dict[str, tuple[int, int, int]]:
 
 
 def real_blocks(llm: AsyncLLM) -> dict[str, tuple[int, int, int]]:
-    return {
-        b["name"]: (b["tokens"], b["version"], b["pages"]) for b in llm.snapshot()["blocks"]
-    }
+    return {b["name"]: (b["tokens"], b["version"], b["pages"]) for b in llm.snapshot()["blocks"]}
 
 
 def assert_shows_the_engine(llm: AsyncLLM) -> None:
@@ -87,6 +85,8 @@ async def scenario(llm: AsyncLLM) -> list[CacheBlock]:
     async with llm.transaction(other):
         await llm.replace(other, tokens(6), [prompt])
     del inside
+    await settle(llm)
+    assert_shows_the_engine(llm)
     await llm.replace(notes, tokens(18), [prompt])
     await llm.free_block(both)
     await llm.clear(copy)
@@ -127,14 +127,13 @@ class Watched(Program):
         blocks = {b["id"]: b for b in self.llm.trace.state()["blocks"].values()}
         for block in self.blocks:
             assert blocks[block.id]["n"] == block.num_tokens
+            assert blocks[block.id]["pages"] == list(block._record.state.pages)
 
 
 @pytest.mark.exact
 @settings(max_examples=25, deadline=None)
 @given(ops=st.lists(OP, min_size=2, max_size=10))
-def test_the_recording_of_a_random_program_ends_where_the_engine_is(
-    bench: Bench, ops: list[Op]
-) -> None:
+def test_the_recording_of_a_random_program_ends_where_the_engine_is(bench: Bench, ops: list[Op]) -> None:
     llm = bench.engine("llama", cache_tokens=8192, max_blocks=64, max_batch_tokens=32)
     llm._engine.trace._max_weight = 400  # most of it is folded
 

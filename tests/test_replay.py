@@ -9,6 +9,8 @@ import base64
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ async def test_replay_sends_the_whole_recording(tmp_path: Path, monkeypatch: pyt
 async def test_a_replay_leaves_a_picture_in_a_saved_notebook(tmp_path: Path) -> None:
     trace, _ = await saved_run(tmp_path)
     html, text = draw_recording(trace)
-    assert html.startswith("<details><summary>A recorded run of llm: 11 steps")
+    assert html.startswith("<details><summary>A recorded run of ") and ": 11 steps, 22 tokens encoded" in html
     assert "data:image/png;base64," in html and "think" in html and "think: " in text
     assert "<script" not in html and "<svg" not in html
 
@@ -129,6 +131,14 @@ async def test_running_the_cell_again_leaves_one_widget(tmp_path: Path) -> None:
     for _ in range(5):
         asyncllm_nb.replay(file)
     assert len(_instances) == before
+
+
+async def test_replay_loads_no_torch(tmp_path: Path) -> None:
+    """A replay moves at once: what loads for seconds is not loaded."""
+    _, file = await saved_run(tmp_path)
+    code = f"import sys, asyncllm_nb; asyncllm_nb.replay({str(file)!r}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_replay_refuses_other_files(tmp_path: Path) -> None:

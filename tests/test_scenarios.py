@@ -15,16 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from helpers import (
-    BOTH_KINDS,
-    HANG_SECONDS,
-    Bench,
-    answer_of,
-    engine,
-    no_deadlock,
-    tokens,
-    turns,
-)
+from helpers import BOTH_KINDS, HANG_SECONDS, Bench, answer_of, engine, no_deadlock, tokens, turns
 
 from asyncllm_nb import AsyncLLM, CacheBlock, CacheFullError
 from asyncllm_nb.engine.model import Decoder

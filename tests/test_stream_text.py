@@ -134,9 +134,7 @@ async def test_text_never_shows_half_a_character() -> None:
     async with engine() as llm:
         letters = llm.encode("é→a")
         for seed in range(12):
-            stream = llm.generate(
-                PROMPT, max_tokens=25, temperature=3.0, seed=seed, forbid=only(*letters)
-            )
+            stream = llm.generate(PROMPT, max_tokens=25, temperature=3.0, seed=seed, forbid=only(*letters))
             shown = ""
             async for token in stream:
                 shown += token

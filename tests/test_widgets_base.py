@@ -57,7 +57,9 @@ def test_top_level_names_are_unique_over_all_files() -> None:
 
 def test_browser_and_python_give_blocks_the_same_looks() -> None:
     text = (FOLDER / "palette.js").read_text()
-    lists = {name: re.findall(r'"([^"]+)"', line) for name, line in re.findall(r"const (\w+) = \[(.*)\];", text)}
+    lists = {
+        name: re.findall(r'"([^"]+)"', line) for name, line in re.findall(r"const (\w+) = \[(.*)\];", text)
+    }
     assert tuple(lists["COLOURS"]) == COLOURS and tuple(lists["MARKS"]) == MARKS
 
 

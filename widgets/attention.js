@@ -3,7 +3,7 @@
 
 import { frameBox, makeSelect, paintHeat, strength } from "./heat.js";
 import { blockColour, blockMark, fit, h, setText } from "./palette.js";
-import { range, readingOrAsk, readingsOf, requestsWith, unpackTable, unpackWeights } from "./readings.js";
+import { keptWords, range, readingOrAsk, readingsOf, requestsWith, unpackTable, unpackWeights } from "./readings.js";
 import { PANELS } from "./shell.js";
 
 const SHARES_HEIGHT = 110; // px
@@ -119,7 +119,7 @@ function drawLookedAt(found, state, ctx) {
     const own = weights.subarray(from, (from += length));
     return tokenRow(found.view[block], own, most, state, ctx);
   });
-  tokens.replaceChildren(`Its last token at step ${reading.n} looks at:`, ...rows);
+  tokens.replaceChildren(`Its last token at step ${reading.n} looks at${keptWords(ctx)}:`, ...rows);
 }
 
 function tokenRow(id, weights, most, state, ctx) {
@@ -150,14 +150,14 @@ PANELS.push({
     local.maps = h("canvas", { role: "img", "aria-label": "share per layer and head; choose them above", onclick: (event) => pickCell(event, ctx) });
     local.tokens = h("div", { class: "allm-tokens", style: "white-space:pre-wrap;font-size:90%;line-height:1.6", hidden: true });
     local.note = h("div", { class: "allm-free" });
-    el.append(h("div", { class: "allm-choices" }, local.request.el, " ", local.layer.el, " ", local.head.el, " ", local.toggle),
-      local.time, local.note, local.maps, local.tokens);
+    local.choices = h("div", { class: "allm-choices" }, local.request.el, " ", local.layer.el, " ", local.head.el, " ", local.toggle);
+    el.append(local.choices, local.time, local.note, local.maps, local.tokens);
   },
   draw(state, ctx) {
     const { local } = ctx;
     const found = lookUpShares(state, ctx);
     setText(local.note, this.summary(state, ctx));
-    for (const canvas of [local.time, local.maps]) canvas.hidden = !found?.last;
+    for (const one of [local.choices, local.time, local.maps]) one.hidden = !found?.last;
     if (!found) return;
     drawShareChoices(found, ctx);
     if (!found.last) return;

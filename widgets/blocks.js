@@ -27,7 +27,7 @@ function pageOwners(state) {
 function makeLane(block) {
   const lane = {
     label: blockLabel(block.id, block.name), numbers: h("span", { class: "allm-numbers" }),
-    canvas: h("canvas", { class: "allm-lane", "aria-hidden": "true" }), text: h("pre", { class: "allm-peek" }), drawn: "",
+    canvas: h("canvas", { class: "allm-lane", role: "img" }), text: h("pre", { class: "allm-peek" }), drawn: "",
   };
   lane.el = h("div", { class: "allm-row", tabindex: "0", "data-block": block.id }, lane.label, lane.canvas, lane.numbers, lane.text);
   const look = (event) => {
@@ -54,6 +54,7 @@ function drawLane(lane, block, state, ctx, scale, owners) {
   const key = [block.n, block.pages.length, shared, width, scale, ctx.theme().text].join();
   if (key === lane.drawn) return;
   lane.drawn = key;
+  lane.canvas.setAttribute("aria-label", `${block.pages.length} pages, ${shared} of them shared`);
   paintPages(lane.canvas, block, width, scale, owners, ctx);
 }
 
@@ -81,7 +82,6 @@ function paintPages(canvas, block, width, scale, owners, ctx) {
 PANELS.push({
   name: "blocks",
   title: "Blocks",
-  picture: true,
   mount(el, ctx) {
     ctx.local.lanes = new Map();
     ctx.local.list = h("div", { class: "allm-rows" });

@@ -8,6 +8,8 @@ import { PANELS } from "./shell.js";
 
 const SPEEDS = [[0, "full speed"], [0.1, "10 steps/s"], [0.25, "4 steps/s"], [1, "1 step/s"], [3, "1 step in 3 s"]];
 
+const LATE = 1500; // ms until it is said why a control may have to wait
+
 const controlButton = (label, words, action, name) =>
   h("button", { type: "button", "data-command": name, title: words, "aria-label": words, onclick: action }, label);
 
@@ -62,9 +64,10 @@ PANELS.push({
       });
     local.say = controlButton("Say", "Put the message into the block", () => say(ctx), "say");
     local.cancel = h("div", { class: "allm-line", "data-cancel": "" });
+    local.note = h("div", { class: "allm-muted", role: "status", "data-note": "", hidden: true });
     local.log = h("div", { class: "allm-muted", role: "status", "data-answers": "" });
     el.append(h("div", { class: "allm-line" }, local.run, local.pause, local.step, local.speed), local.cancel,
-      h("div", { class: "allm-line" }, local.text, local.block, local.say), local.log);
+      h("div", { class: "allm-line" }, local.text, local.block, local.say), local.log, local.note);
   },
   draw(shown, ctx) {
     const { local, link, store } = ctx;
@@ -80,6 +83,9 @@ PANELS.push({
     if (chosen && state.blocks[chosen] && local.block.value !== chosen) local.block.value = chosen;
     drawCancel(state, ctx);
     setText(local.log, link.controls.slice(-3).map(words).join(" · "));
+    const late = link.controls.some((entry) => entry.status === "queued" && Date.now() - entry.asked > LATE);
+    local.note.hidden = !late;
+    setText(local.note, late ? `Still queued. ${store.meta.kernel_note || ""}` : "");
     local.log.dataset.queued = link.controls.filter((entry) => entry.status === "queued").length;
   },
   summary(state, ctx) {

@@ -40,7 +40,7 @@ export class Link {
 
   /** Ask for something; it shows as queued at once. Returns its entry in `controls`. */
   control(command, more = {}) {
-    const entry = { id: ++this._count, command, status: "queued", text: "" };
+    const entry = { id: ++this._count, command, status: "queued", text: "", asked: Date.now() };
     this.controls = [...this.controls.slice(-19), entry];
     this._send({ type: "control", id: entry.id, command, ...more });
     this._tell();
@@ -138,13 +138,15 @@ export class Link {
     if (this.status === "disconnected") return;
     const kernel = this.kernelStatus;
     if (["dead", "terminating", "restarting", "autorestarting"].includes(kernel)) return this._setStatus("disconnected");
+    if (this.controls.some((entry) => entry.status === "queued")) this._tell(); // says why after a while
     const silent = Date.now() - this._heard;
     if (silent > PING && this._shown.size && Date.now() - this._asked > PING) {
       this._asked = Date.now();
       this._send({ type: "ping" });
       if (!this._complete) this.ready();
     }
-    if (silent > GONE && this._shown.size) this._setStatus(kernel === "busy" ? "busy" : "silent");
+    // A host that knows its kernel says when it dies. It may call it idle while a cell computes.
+    if (silent > GONE && this._shown.size) this._setStatus(kernel === undefined ? "silent" : "busy");
   }
 
   _setStatus(status) {
@@ -167,7 +169,7 @@ export class Link {
 export const STATUS_TEXT = {
   connecting: "waiting for the kernel",
   live: "live",
-  busy: "busy: a cell computes without giving way",
+  busy: "busy: no answer until the running cell gives way",
   silent: "5 s without an answer: busy or gone",
   disconnected: "disconnected: the kernel is gone or was restarted",
 };

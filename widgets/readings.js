@@ -65,6 +65,7 @@ export function readingOrAsk(ctx, type, n, r, more = {}) {
     ctx.link.read({ what: type, n, exact: !live, r, ...more }).then((record) => {
       if (asked.key !== key) return;
       asked.waiting = false;
+      if (record) ctx.local.kept = record.kept;
       const row = record?.rows.find((one) => one.r === r);
       asked.found = row ? { n: record.n, row } : live ? asked.found : null;
       asked.empty = !asked.found;
@@ -74,6 +75,9 @@ export function readingOrAsk(ctx, type, n, r, more = {}) {
   if (asked.empty) ctx.local.missing = nowhere;
   return asked.found;
 }
+
+/** How much memory the kernel's readings take, in words; "" where nobody has said. */
+export const keptWords = (ctx) => (ctx.local.kept ? ` · ${(ctx.local.kept / 2 ** 20).toFixed(1)} MB of readings kept` : "");
 
 /** A table [layers, blocks, heads] of bytes; at(layer, block, head) in 0 … 1, null meaning the average. */
 export function unpackTable(row) {

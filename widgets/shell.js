@@ -66,7 +66,8 @@ class View {
       h("button", { type: "button", "data-pin": edge, title: `Keep at the ${edge} edge`, onclick: () => this._pin(edge) }, `Pin ${edge}`));
     const bar = h("header", { class: "allm-bar" }, h("strong", {}, this.store.meta.name), this.status,
       h("span", { class: "allm-pins" }, this.pinButtons));
-    this.errors = h("div", { class: "allm-error", role: "alert", hidden: true });
+    const forget = () => this.link && (this.link.errors = []) && this.redraw();
+    this.errors = h("div", { class: "allm-error", role: "alert", hidden: true, title: "Click to dismiss", onclick: forget });
     this.name = bar.firstChild;
     this.root.replaceChildren(bar, this.errors);
     for (const name of this.options.panels) {

@@ -3,7 +3,7 @@
 
 import { frameBox, makeSelect, paintHeat, signed, strength } from "./heat.js";
 import { blockColour, blockMark, fit, h, setText } from "./palette.js";
-import { range, readingOrAsk, readingsOf, requestsWith, unpackState, unpackTable } from "./readings.js";
+import { keptWords, range, readingOrAsk, readingsOf, requestsWith, unpackState, unpackTable } from "./readings.js";
 import { PANELS } from "./shell.js";
 
 const STATE_HEADS = 8; // shown at once
@@ -17,7 +17,7 @@ function lookUpState(state, ctx) {
   const { store } = ctx;
   const layers = store.meta.linear_layers || [];
   if (!layers.length) return null;
-  const known = requestsWith(store, "norms").filter((r) => store.requests.has(r));
+  const known = requestsWith(store, "norms").filter((r) => readingsOf(store, "norms", r, state.step, 1).length);
   const streams = Object.values(state.requests).filter((one) => one.kind === "stream").map((one) => one.r);
   const all = [...new Set([...known, ...streams])].filter((r) => store.requests.has(r));
   const wanted = Number(ctx.choice("request", 0));
@@ -142,7 +142,7 @@ PANELS.push({
       drawStateMaps(found, reading.row, reading.row.from ?? 0, ctx);
       Object.assign(local, { drawn: key, row: reading.row, sizes: sizesOf(reading.row) });
     }
-    setText(local.note, this.summary(state, ctx));
+    setText(local.note, this.summary(state, ctx) + keptWords(ctx));
     for (const canvas of [local.maps, local.norms]) canvas.setAttribute("aria-label", this.summary(state, ctx));
   },
   summary(state, ctx) {

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from browser.harness import Notebook
 from playwright.sync_api import Locator, Page
+
+from browser.harness import Notebook
 
 BOARDS = ".allm"
 

@@ -29,13 +29,14 @@ _open: list[Notebook] = []
 """Notebooks that are open now, the newest last: what a failed test shows."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Chromium, until the last test of this folder: no event loop can run in its thread meanwhile."""
     with chromium() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the small checkpoints "llama" and "qwen3_5" (with Gated DeltaNet layers)."""
     folder = tmp_path_factory.mktemp("models")
@@ -44,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab as it comes, but for news and autosave, with a kernel for each overlay."""
     with Lab(tmp_path_factory.mktemp("lab"), overlays=overlays()) as running:

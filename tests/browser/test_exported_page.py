@@ -1,4 +1,4 @@
-"""An exported page in a browser: it plays from disk without a network, and shows what was recorded."""
+"""Saved runs in a browser: a page plays from disk with no network, a replay in a notebook with no model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from asyncllm_nb import AsyncLLM
 from asyncllm_nb.engine.reducer import reduce
 from asyncllm_nb.engine.trace import Trace
 from browser.board import Board
+from browser.conftest import Open
 
 PAINTED = """canvas => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -154,3 +155,23 @@ def test_states_in_a_page(page: Page, exported: tuple[Path, Trace]) -> None:
     board.ask("view.store.show(5)")
     board.ask("view._paint()")
     assert "not recorded at this step (it is at" in board.summary("states")
+
+
+def test_a_replay_plays_in_a_notebook(open_notebook: Open, exported: tuple[Path, Trace]) -> None:
+    """In the widgets that showed it live, without a model; it moves by itself and leaves a static form."""
+    trace = exported[1]
+    file = exported[0].with_suffix(".json")
+    notebook = open_notebook(f"import asyncllm_nb\nasyncllm_nb.replay({str(file)!r})")
+    outputs = notebook.run(0)
+    board = Board(notebook.page)
+    board.wait_for("view.store.cursor > 2")
+    assert any("A recorded run of" in html for html in outputs.data("text/html"))
+    board.wait_for("view.store.cursor === arg", len(trace))
+    last = next(i for i, r in enumerate(trace.plain(0)) if r["t"] == "step" and r["n"] == len(trace))
+    assert board.state()["blocks"] == _blocks_after(trace, last + 1)
+    assert board.panel("controls").count() == 0
+    board.look_at("states")
+    board.ask("view.store.show(5)")
+    board.wait_until_painted()
+    assert "not recorded at this step (it is at" in board.summary("states")
+    assert notebook.run("import sys; print('torch' in sys.modules)").text.strip() == "False"

@@ -1,0 +1,1 @@
+"""What measures speed, side by side with what a user would pick instead. Run by ``python -m``."""
