@@ -23,6 +23,9 @@ from .widgets.dashboard import Replay
 TEXT = 400
 """Characters of a stream's end in the static form."""
 
+BUNDLED, SUFFIX = Path(__file__).parent, ".trace.json.gz"
+"""Where the runs are that come with the package, and how their files end."""
+
 _shown: dict[Path, Replay] = {}
 """The replay of each file: running a cell again closes the one that it made before."""
 
@@ -30,9 +33,10 @@ _shown: dict[Path, Replay] = {}
 def replay(file: str | os.PathLike[str], **options: Any) -> Replay:
     """A widget that plays the run that ``llm.trace.save(file)`` wrote; it starts by itself.
 
-    `options`: as a dashboard takes them (panels, pin, theme). Raises ValueError for another file.
+    `file` may also name a run that comes with the package: "lesson-01". `options`: as a dashboard takes
+    them (panels, pin, theme). Raises ValueError for another file.
     """
-    path = Path(file)
+    path = _find(file)
     trace = Trace.load(path)
     trace.meta = replay_document(trace)["meta"]
     widget = Replay(**options)
@@ -47,6 +51,13 @@ def replay(file: str | os.PathLike[str], **options: Any) -> Replay:
         earlier.close()
     _shown[path.resolve()] = widget
     return widget
+
+
+def _find(file: str | os.PathLike[str]) -> Path:
+    """The path of a file, or of the bundled run of that name."""
+    path = Path(file)
+    bundled = BUNDLED / f"{os.fspath(file)}{SUFFIX}"
+    return bundled if not path.exists() and bundled.exists() else path
 
 
 def _show_static(trace: Trace) -> None:

@@ -49,6 +49,7 @@ class KeptLogits:
     under."""
 
     view: tuple[int, ...]
+    filled: frozenset[int]  # those of them that held tokens then
     logits: Tensor  # [vocab] float32
 
 

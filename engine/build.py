@@ -5,6 +5,7 @@ Knows how much memory there is and what pages and slots cost. Knows nothing of r
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from .ahead import Spare
 from .batch import PAGE_TOKENS
 from .blocks import Memory
+from .checkpoint import tensor_shapes
 from .config import ModelConfig
 from .engine import Engine
 from .memory import CacheTensors
@@ -139,6 +141,17 @@ def plan_spare(budget: Budget, device: torch.device) -> Spare:
     )
 
 
+def check_weights_fit(config: ModelConfig, dtype: torch.dtype, free_bytes: int) -> None:
+    """Raise ValueError, with the arithmetic, if the weights alone are more than `free_bytes`."""
+    shapes = tensor_shapes(config).values()
+    needed = sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+    if needed > free_bytes:
+        raise ValueError(
+            f"the weights need {needed:,} bytes in {str(dtype).removeprefix('torch.')}, and {free_bytes:,} "
+            "are free on the GPU: close what else runs there, or take a smaller model or device='cpu'"
+        )
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes of `device` that may be used for the cache.
 
@@ -205,6 +218,7 @@ def build_engine(
         budget = plan_budget(config, chosen_dtype, free, cache_tokens, max_blocks)
         weights = load_weights(folder, config, chosen, chosen_dtype)
     else:
+        check_weights_fit(config, chosen_dtype, torch.cuda.mem_get_info(chosen)[0])
         weights = load_weights(folder, config, chosen, chosen_dtype)
         budget = plan_budget(config, chosen_dtype, free_memory(chosen), cache_tokens, max_blocks)
     spare = plan_spare(budget, chosen)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .blocks import CacheBlock, KeptLogits
+from torch import Tensor
+
+from .blocks import BlockState, CacheBlock, KeptLogits
 from .transactions import Transaction, may_write, visible_state
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ def view_span(view: Sequence[CacheBlock], reader: Transaction | None) -> int:
     )
 
 
+def keep(
+    view: Sequence[CacheBlock], states: Sequence[BlockState], logits: Tensor
+) -> KeptLogits:
+    """Logits [vocab] to keep with a block that was encoded behind `view`, whose states were these."""
+    filled = (b.id for b, state in zip(view, states, strict=True) if state.num_tokens)
+    return KeptLogits(tuple(block.id for block in view), frozenset(filled), logits)
+
+
 def kept_logits(engine: Engine, view: Sequence[CacheBlock], reader: Transaction | None) -> KeptLogits | None:
     """The logits after the last token of a view, if it was encoded under the same blocks (those
     that are empty now aside)."""
@@ -34,7 +44,7 @@ def kept_logits(engine: Engine, view: Sequence[CacheBlock], reader: Transaction 
     if kept is None:
         return None
     empty = {record.id for record in engine.records.values() if not record.state.num_tokens}
-    if [i for i in kept.view if i not in empty] != filled[:-1]:
+    if [i for i in kept.view if i not in empty] != filled[:-1] or not kept.filled.isdisjoint(empty):
         return None
     return kept
 

@@ -7,7 +7,7 @@ operations are not steps.
 from __future__ import annotations
 
 from .engine import Engine
-from .serving import StepCall
+from .serving import Drain, StepCall
 
 
 def pause(engine: Engine) -> None:
@@ -17,9 +17,9 @@ def pause(engine: Engine) -> None:
         engine.trace.add("pause")
     engine.paused = True
     drains, engine.server.drains = engine.server.drains, []
-    for future in drains:
-        if not future.done():
-            future.set_exception(_paused(engine))
+    for drain in drains:
+        if not drain.future.done():
+            drain.future.set_exception(_paused(engine))
     engine.notify()
 
 
@@ -67,10 +67,10 @@ async def drain(engine: Engine) -> None:
     engine.check_usable()
     if engine.paused:
         raise _paused(engine)
-    future = engine.loop.create_future()
-    engine.server.drains.append(future)
+    call = Drain(engine.current_transaction(), engine.loop.create_future())
+    engine.server.drains.append(call)
     engine.wake()
-    await engine.wait(future)
+    await engine.wait(call.future)
 
 
 async def close(engine: Engine) -> None:

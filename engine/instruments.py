@@ -40,21 +40,27 @@ RING_STEPS = 64
 RING_BYTES = 64 * 2**20
 """The ring drops its oldest readings beyond either."""
 
+COST_SHARE = 0.02
+"""Of the time, that measuring for panels may take …"""
+LONGEST_PAUSE = 3.0
+"""… but somebody who looks does not wait longer than this many seconds for something new."""
+
 
 class _Watcher:
-    """What somebody wants to see, and how often all of it."""
+    """What somebody wants to see, and how often: `every` s at most, 0: at each step, whatever it costs."""
 
     def __init__(self, wanted: Wanted, every: float) -> None:
         self.wanted = wanted
-        self._every = every
+        self.every = every
         self._last = float("-inf")  # s, when all of it was measured
 
-    def due(self, now: float, by_hand: bool) -> Wanted:
-        """What to measure at a step that begins `now`."""
-        if not by_hand and now < self._last + self._every:
-            return Wanted(shares=self.wanted.shares)
+    def due(self, now: float, cost: float) -> bool:
+        """Is all of it to be measured at a step that begins `now`? It took `cost` s the last time."""
+        pause = min(max(self.every, cost / COST_SHARE), LONGEST_PAUSE) if self.every else 0.0
+        if now < self._last + pause:
+            return False
         self._last = now
-        return self.wanted
+        return True
 
 
 class Instruments:
@@ -72,6 +78,7 @@ class Instruments:
         self._ring: OrderedDict[int, StepReading] = OrderedDict()
         self._marked: dict[int, StepReading] = {}
         self._marks_next = False
+        self._cost = 0.0  # s, of measuring a step
 
     # ---- who looks ------------------------------------------------------------------------------
 
@@ -88,9 +95,12 @@ class Instruments:
         """From the next step on, measure this for `who`, instead of what `who` wanted before.
 
         `shares` of attention per block, layer and head; `norms` of transitions; attention to single
-        `tokens`; `states` after a view, of these layers. Shares cost nothing and are measured at each
-        step, the rest at most once in `every` seconds, but at each step while the engine is paused
-        and steps are made by hand. Raises ValueError for a layer without a state.
+        `tokens`; `states` after a view, of these layers. `every`: seconds from one measured step to the
+        next at least, and so many more that measuring takes 2 % of the time; 0: at each step. Two
+        things are measured at each step in any case: shares where they cost nothing (without fused
+        kernels), and all of it while the engine is paused and steps are made by hand.
+
+        Raises ValueError for a layer without a state.
         """
         for layer in states:
             self.check_linear(layer)
@@ -191,13 +201,20 @@ class Instruments:
             return Wanted(True, True, True, frozenset(self.linear_layers))
         if not self._watchers:
             return None
-        engine = self._engine()
-        by_hand = engine is not None and engine.paused
-        wanted = reduce(or_, (watcher.due(self.clock(), by_hand) for watcher in self._watchers.values()))
+        wanted = reduce(or_, map(self._due, self._watchers.values()))
         return None if wanted == Wanted() else wanted
 
-    def take(self, step: int, rows: Sequence[RowRecord], parts: Sequence[PartReading]) -> None:
-        """A step was measured: keep its readings and tell the listeners."""
+    def _due(self, watcher: _Watcher) -> Wanted:
+        """What a watcher gets of the next step."""
+        engine = self._engine()
+        assert engine is not None, "an engine owns its instruments"
+        if engine.paused or watcher.due(self.clock(), self._cost):
+            return watcher.wanted
+        return Wanted(shares=watcher.wanted.shares and not engine.runner.is_fused)
+
+    def take(self, step: int, rows: Sequence[RowRecord], parts: Sequence[PartReading], cost: float) -> None:
+        """A step was measured, which took `cost` s: keep its readings and tell the listeners."""
+        self._cost = max(cost, self._cost * 0.9)  # that of the dearest kind, slowly forgotten
         reading = StepReading(step, tuple(rows), tuple(parts))
         if self._marks_next:
             self._marks_next = False

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .batch import CONV_ROWS, IDENTITY_SLOT, PAGE_TOKENS, Batch
 from .blocks import BlockState, Draft, Segment
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +47,22 @@ class _Columns:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.positions: list[np.ndarray] = []
-        self.store: list[np.ndarray] = []
-        self.store_positions: list[np.ndarray] = []
+        self.positions: list[int] = []
+        self.store: list[int] = []
+        self.store_positions: list[int] = []
         self.row_start = [0]
         self.logit_rows: list[int] = []
         self.segment_start = [0]
         self.page_start = [0]
-        self.pages: list[int] = []
+        self.pages: list[Integers] = []
         self.lengths: list[int] = []
         self.shifts: list[int] = []
         self.blocks: list[int] = []
 
     def add_segment(self, segment: Segment, length: int, shift: int, block: int) -> None:
-        used = segment.pages[: -(-length // PAGE_TOKENS)]
-        self.pages.extend(used)
-        self.page_start.append(len(self.pages))
+        used = _page_numbers(segment.pages)[: -(-length // PAGE_TOKENS)]
+        self.pages.append(used)
+        self.page_start.append(self.page_start[-1] + len(used))
         self.lengths.append(length)
         self.shifts.append(shift)
         self.blocks.append(block)
@@ -81,13 +85,20 @@ class _Columns:
         start_in_own = own.length - part.draft.num_tokens + part.num_done
         self.add_segment(own, start_in_own + count, -own.offset, len(part.view))
         self.segment_start.append(len(self.lengths))
-        places = np.arange(start_in_own, start_in_own + count)
-        pages = np.asarray(own.pages)[places // PAGE_TOKENS]
-        self.store.append(pages * PAGE_TOKENS + places % PAGE_TOKENS)
+        self.store.extend(
+            own.pages[place // PAGE_TOKENS] * PAGE_TOKENS + place % PAGE_TOKENS
+            for place in range(start_in_own, start_in_own + count)
+        )
         position = part.draft.base.span + part.num_done
-        positions = np.arange(position, position + count)
-        self.positions.append(positions)
-        self.store_positions.append(positions - own.offset)
+        self.positions.extend(range(position, position + count))
+        position -= own.offset
+        self.store_positions.extend(range(position, position + count))
+
+
+@lru_cache(maxsize=4096)
+def _page_numbers(pages: tuple[int, ...]) -> Integers:
+    """A segment's pages as an array; most segments are the same from step to step."""
+    return np.array(pages, dtype=np.int64)
 
 
 def make_batch(parts: Sequence[Part], is_hybrid: bool, device: torch.device) -> Batch:
@@ -101,20 +112,20 @@ def make_batch(parts: Sequence[Part], is_hybrid: bool, device: torch.device) -> 
     def tensor(values: object) -> Tensor:
         return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device, non_blocking=True)
 
-    def axes(values: list[np.ndarray]) -> Tensor:
+    def axes(values: list[int]) -> Tensor:
         """Text has one position for all three axes."""
-        return tensor(np.tile(np.concatenate(values), (3, 1)))
+        return tensor(np.tile(np.asarray(values, dtype=np.int64), (3, 1)))
 
     return Batch(
         token_ids=tensor(columns.tokens),
         positions=axes(columns.positions),
         row_start=tensor(columns.row_start),
         logit_rows=tensor(columns.logit_rows),
-        store_index=tensor(np.concatenate(columns.store)),
+        store_index=tensor(columns.store),
         store_positions=axes(columns.store_positions),
         segment_start=tensor(columns.segment_start),
         segment_page_start=tensor(columns.page_start),
-        pages=tensor(columns.pages),
+        pages=tensor(np.concatenate(columns.pages)),
         segment_length=tensor(columns.lengths),
         segment_shift=tensor(columns.shifts),
         segment_block=tensor(columns.blocks),
@@ -133,6 +144,9 @@ def newest_rows(sources: Sequence[tuple[int, int]]) -> list[int]:
     `sources` are (slot, number of rows it has), nearest block first. Rows that do not exist are the
     zeros of the identity slot.
     """
+    nearest, has = sources[0]
+    if has >= CONV_ROWS:
+        return list(range(nearest * CONV_ROWS, nearest * CONV_ROWS + CONV_ROWS))
     rows: list[int] = []
     for slot, count in sources:
         for back in range(count):

@@ -49,6 +49,7 @@ class StepResult:
     drawn: list[tuple[int, float] | None]
     seconds: float
     readings: list[PartReading] | Exception  # an error of measuring does not fail the step
+    measuring: float = 0.0  # s that it took longer for that
 
 
 class Runner:
@@ -67,6 +68,11 @@ class Runner:
             from .launching import Launcher  # imports Triton
 
             self._launcher = Launcher(decoder, cache, device, self._places, spare)
+
+    @property
+    def is_fused(self) -> bool:
+        """Do steps run in fused kernels? A step that is measured does not, and takes much longer."""
+        return self._launcher is not None
 
     @torch.inference_mode()
     def step(
@@ -100,12 +106,15 @@ class Runner:
         logits = list(rows.split(_counts(parts)))
         self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
         readings: list[PartReading] | Exception = []
+        computed = time.perf_counter()
         if measurement is not None:
             try:
                 readings = measurement.readings(parts, batch, self.decoder, self.cache)
             except Exception as error:  # an instrument takes no step down: the loop reports it
                 readings = error
-        return StepResult(logits, drawn, time.perf_counter() - started, readings)
+        ended = time.perf_counter()
+        measuring = ended - (started if self.is_fused else computed)
+        return StepResult(logits, drawn, ended - started, readings, measuring)
 
     def _launch(
         self,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from .blocks import EMPTY, BlockRecord, BlockState, Draft, Memory, PendingToken
 from .requests import Encoding, Operation, Request
 from .streams import TokenStream
-from .transactions import may_write, visible_state
+from .transactions import Transaction, may_write, visible_state
 
 MIN_CHUNK = 16
 """Tokens below which a chunk of prefill is not worth a place in a batch, unless it is the rest."""
@@ -121,12 +121,17 @@ class Scheduler:
     def requests(self) -> list[Operation | Encoding]:
         return [*self.operations, *self.encodings]
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing queued, no token left to encode, nobody asks."""
-        asking = any(stream.asking for stream in self.streams)
-        encodable = bool(self.runnable_pending())
-        return not (self.operations or self.encodings or encodable or asking)
+    def is_idle_for(self, transaction: Transaction | None) -> bool:
+        """Nothing queued, no token left to encode, nobody asks. For somebody inside a transaction those
+        aside who wait for its end."""
+        if self.runnable_pending():
+            return False
+        requests = list(self.requests)
+        streams = [stream for stream in self.streams if stream.asking]
+        if transaction is not None:
+            requests = [request for request in requests if not self._is_held_up(request)]
+            streams = [s for s in streams if may_write(s.block._record, s.transaction)]
+        return not (requests or streams)
 
     # ---- order ----------------------------------------------------------------------------------
 
@@ -135,23 +140,31 @@ class Scheduler:
         for write in record.writes:
             if write is request:
                 return True
-            if self._can_be_passed(write, record, request):
+            if self._can_be_passed(write, record):
+                continue
+            if request.transaction is not None and self._is_held_up(write):
                 continue
             return False
         raise AssertionError("the request does not stand in this line")
 
-    def _can_be_passed(self, write: Request, record: BlockRecord, request: Request) -> bool:
-        """A second stream waits for the first one's end, and whoever needs a block that a transaction
-        has, for its end. The first holds nobody up on this block; the second nobody who is inside of
-        that transaction, and on the transaction's own blocks nobody."""
-        if write.opens_stream is not None and record.stream is not None:
-            return True
-        owners = [r.owner for r in write.writes if self._waits_for_owner(write, r)]
-        return any(
-            owner is record.owner or owner.includes(request.transaction)
-            for owner in owners
-            if owner is not None
-        )
+    def _can_be_passed(self, write: Request, record: BlockRecord) -> bool:
+        """On this block: a second stream waits for the first one's end, and whoever is outside of the
+        transaction that has the block for its end, without holding others up."""
+        second = write.opens_stream is not None and record.stream is not None
+        return second or self._waits_for_owner(write, record)
+
+    def _is_held_up(self, write: Request) -> bool:
+        """Does it wait, itself or behind others, for the end of a transaction? Nobody inside of one may
+        wait for that, since then it might never end."""
+        for record in write.writes:
+            if self._waits_for_owner(write, record):
+                return True
+            for earlier in record.writes:
+                if earlier is write:
+                    break
+                if self._is_held_up(earlier):
+                    return True
+        return False
 
     @staticmethod
     def _waits_for_owner(request: Request, record: BlockRecord) -> bool:

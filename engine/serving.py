@@ -19,7 +19,7 @@ from .requests import Encoding
 from .scheduler import StepPlan, plan_step
 from .stepping import Stepper
 from .streams import TokenStream
-from .transactions import may_write
+from .transactions import Transaction, may_write
 from .views import NO_KEPT_LOGITS, freed_error
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ class StepCall:
     was_idle: bool = False  # nothing could run in the last round
 
 
+@dataclass(slots=True, eq=False)
+class Drain:
+    """A call of ``drain()``, and the transaction that it was made inside of."""
+
+    transaction: Transaction | None
+    future: asyncio.Future[None]
+
+
 class Server:
     """The engine's loop. Holds nothing that outlives a step but counters and who waits for them."""
 
@@ -47,7 +55,7 @@ class Server:
         self._engine = weakref.ref(engine)
         self.stepper = Stepper(engine)
         self.step_calls: list[StepCall] = []
-        self.drains: list[asyncio.Future[None]] = []
+        self.drains: list[Drain] = []
         self._boundaries: list[asyncio.Future[None]] = []
         self._last_step = float("-inf")  # when the last step began, by the loop's clock
 
@@ -176,11 +184,11 @@ class Server:
         for call in calls:
             if not call.future.done():
                 call.future.set_result(call.made)
-        if self.engine.scheduler.is_idle:
-            drains, self.drains = self.drains, []
-            for drain in drains:
-                if not drain.done():
-                    drain.set_result(None)
+        for drain in list(self.drains):
+            if self.engine.scheduler.is_idle_for(drain.transaction):
+                self.drains.remove(drain)
+                if not drain.future.done():
+                    drain.future.set_result(None)
 
     def end_all(self, error: EngineClosedError) -> None:
         """The engine closes: streams end, everybody who waits gets `error`."""
@@ -190,7 +198,7 @@ class Server:
         futures: list[asyncio.Future[Any]] = [
             *(request.future for request in engine.scheduler.requests),
             *(call.future for call in self.step_calls),
-            *self.drains,
+            *(drain.future for drain in self.drains),
         ]
         for future in futures:
             if not future.done():

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from .blocks import BlockState, Draft, KeptLogits, PendingToken
+from .blocks import BlockState, Draft, PendingToken
+from .continuing import keep
 from .layout import Part
 from .recording import commit_of
 from .requests import Encoding
@@ -66,9 +67,7 @@ class Stepper:
         decodes = zip(plan.decodes, parts, strict=False)  # the parts of decodes come first
         rows = [recorder.decode_row(pending, part.view) for pending, part in decodes]
         rows += [recorder.chunk_row(chunk) for chunk in plan.chunks]
-        draws: list[Draw | None] = [
-            None if p.stream.ended else p.stream.next_draw() for p in plan.decodes
-        ]
+        draws: list[Draw | None] = [None if p.stream.ended else p.stream.next_draw() for p in plan.decodes]
         draws += [self._chunk_draw(chunk) for chunk in plan.chunks]
         started = engine.trace.now()
         wanted = engine.instruments.wanted()
@@ -146,8 +145,9 @@ class Stepper:
         if record.pending is not pending:
             return None  # taken back while the step ran; its memory goes back at the boundary
         engine = self.engine
-        view = tuple(block.id for block in pending.view[:-1])
-        kept = KeptLogits(view, logits.clone())
+        if logits.untyped_storage().nbytes() > logits.nbytes:
+            logits = logits.clone()  # not to keep a whole step's logits for this row
+        kept = keep(pending.view[:-1], self._decode_states(pending), logits)
         record.pending = None
         engine.scheduler.pending.remove(record)
         record.commit(pending.draft.commit(kept))
@@ -167,8 +167,7 @@ class Stepper:
             encoding.draft.abandon()
         else:
             record = encoding.target._record
-            view = tuple(block.id for block in encoding.view)
-            state = encoding.draft.commit(KeptLogits(view, kept_row))
+            state = encoding.draft.commit(keep(encoding.view, encoding.snapshot, kept_row))
             if encoding.replaces:
                 engine.memory.disown(record.state)
                 record.tokens.clear()
@@ -229,7 +228,7 @@ class Stepper:
         if isinstance(result.readings, Exception):
             instruments.failed(result.readings)
         else:
-            instruments.take(self.num_steps, rows, result.readings)
+            instruments.take(self.num_steps, rows, result.readings, result.measuring)
 
     def drafts(self) -> Iterator[Draft]:
         """Memory taken for writes that are not committed."""

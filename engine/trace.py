@@ -9,10 +9,12 @@ prefilled tokens are decoded when somebody looks.
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from .text import Codec
 
 FORMAT = "asyncllm_nb.trace"
 FORMAT_VERSION = 2
+GZIP = b"\x1f\x8b"
+"""How a compressed file begins."""
 MAX_STEPS = 10_000
 MAX_WEIGHT = 500_000
 """A record weighs 1, and 1 more for each token of a step; beyond this the oldest are folded."""
@@ -213,12 +217,16 @@ class Trace:
         }
 
     def save(self, file: str | os.PathLike[str]) -> Path:
-        """Write the recording as JSON, whole or not at all. Returns the path."""
+        """Write the recording as JSON, whole or not at all; compressed if the name ends in ".gz".
+        Returns the path."""
         path = Path(file)
+        data = json.dumps(self.document(), separators=(",", ":")).encode()
+        if path.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(self.document(), stream, separators=(",", ":"))
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -238,11 +246,12 @@ class Trace:
     def load(file: str | os.PathLike[str]) -> Trace:
         """Read what `save` wrote. Raises ValueError for any other file."""
         try:
-            document = json.loads(Path(file).read_text(encoding="utf-8"))
+            data = Path(file).read_bytes()
+            document = json.loads(gzip.decompress(data) if data.startswith(GZIP) else data)
             if document["format"] != FORMAT or document["version"] != FORMAT_VERSION:
                 raise KeyError("format")
             return Trace._of(document)
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (KeyError, TypeError, ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{file} is not a trace of version {FORMAT_VERSION}") from error
 
     @staticmethod

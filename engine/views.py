@@ -63,6 +63,8 @@ def check_view(
         blocks = [check_block(engine, cache_view)]
     elif isinstance(cache_view, Iterable) and not isinstance(cache_view, str | bytes):
         blocks = [check_block(engine, b, "a list of blocks") for b in cache_view]
+        if not blocks and write_to is None:
+            raise ValueError("cache_view is empty: name the blocks to read, or leave it out for a new block")
     else:
         raise TypeError(f"cache_view takes a list of blocks, not {type(cache_view).__name__}")
     names = [block.name for block in blocks]

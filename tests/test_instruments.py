@@ -16,6 +16,7 @@ from asyncllm_nb import AsyncLLM, CacheBlock
 from asyncllm_nb.engine.instruments import Instruments
 from asyncllm_nb.engine.measuring import PartReading, Wanted
 from asyncllm_nb.engine.readings import StepReading
+from asyncllm_nb.engine.runner import Runner
 
 CLOSE = 2e-5
 HALF = 2e-3  # attention to tokens is kept in half precision
@@ -224,8 +225,11 @@ async def test_nobody_looking_measures_nothing() -> None:
         assert instruments(llm).nbytes == part.nbytes > 0
 
 
-async def test_costly_readings_are_taken_now_and_then() -> None:
-    """Shares at each step; the rest at most once in `every` seconds, and always when stepping by hand."""
+async def test_costly_readings_are_taken_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares at each step; the rest at most once in `every` seconds, and always when stepping by hand.
+
+    Where steps run in fused kernels, shares are costly too.
+    """
     now = 100.0
     async with engine("qwen3_5") as llm:
         board = instruments(llm)
@@ -240,6 +244,27 @@ async def test_costly_readings_are_taken_now_and_then() -> None:
         llm.resume()
         board.watch(norms=True, every=0.5)
         assert board.wanted() == Wanted(norms=True) and board.wanted() is None
+        monkeypatch.setattr(Runner, "is_fused", property(lambda _: True))
+        board.watch(shares=True, every=0.5)
+        assert board.wanted() == Wanted(shares=True) and board.wanted() is None
+        board.watch(shares=True)
+        assert board.wanted() == board.wanted() == Wanted(shares=True)
+
+
+async def test_measuring_takes_its_small_share_of_the_time() -> None:
+    """Panels wait 50 times as long as measuring took, but no longer than is bearable."""
+    now = 100.0
+    async with engine("qwen3_5") as llm:
+        board = instruments(llm)
+        board.clock = lambda: now
+        for cost, pause in ((0.001, 0.1), (0.02, 1.0), (9.0, 3.0)):
+            board.watch(norms=True, every=0.1)
+            assert board.wanted() is not None
+            board.take(1, (), (), cost)
+            now += pause - 0.01
+            assert board.wanted() is None
+            now += 0.02
+            assert board.wanted() is not None
 
 
 async def test_what_is_measured_changes_no_logits() -> None:

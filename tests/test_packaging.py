@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("asyncllm_nb", "engine", "kernels", "widgets")
-SHIPPED = ("*.py", "*.js", "*.css", "py.typed")
+SHIPPED = ("*.py", "*.js", "*.css", "*.trace.json.gz", "py.typed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -86,7 +86,8 @@ def distributions_of(module: str) -> frozenset[str]:
 
 
 def third_party(path: Path) -> set[str]:
-    own = {*FOLDERS, *(file.stem for file in (ROOT / "tests").glob("*.py"))}
+    tests = ROOT / "tests"
+    own = {*FOLDERS, *(p.stem for p in tests.glob("*.py")), *(p.parent.name for p in tests.glob("*/__init__.py"))}
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

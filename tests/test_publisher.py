@@ -278,6 +278,22 @@ def test_a_page_that_was_given_up_comes_back() -> None:
     simulate(scene)
 
 
+def test_views_are_sent_to_while_nothing_can_be_heard_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an older ipykernel: what a view says arrives when the running cell has ended."""
+    monkeypatch.setattr("asyncllm_nb.publisher.messages_wait", lambda on_main_thread: on_main_thread)
+
+    async def scene() -> None:
+        trace, publisher = make()
+        view = View(publisher)
+        page = view.open("page", lag=20 * PATIENCE)
+        await produce(trace, publisher, seconds=5 * PATIENCE, streams=2)
+        await asyncio.sleep(0.5)
+        assert page.state == settled(trace)
+        assert view.most_in_a_second() <= 5
+
+    simulate(scene)
+
+
 def test_a_long_recording_arrives_in_parts() -> None:
     async def scene() -> None:
         trace, publisher = make()

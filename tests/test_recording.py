@@ -6,6 +6,7 @@ Python's reducer is compared with the engine and with the browser's, which node 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import shutil
 import subprocess
@@ -179,11 +180,12 @@ async def test_the_trace_is_bounded() -> None:
     assert trace.plain(0)[0]["n"] == 19_900 and trace.plain(19_990, 19_992)[-1]["n"] == 19_991
 
 
-async def test_a_saved_trace_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+async def test_a_saved_trace_comes_back(tmp_path: Path, name: str) -> None:
     async with engine("llama") as llm:
         await scenario(llm)
         llm.trace.add("picture", bin=3, rows=[{"q": b"\x00\xff!"}])
-        loaded = Trace.load(llm.trace.save(tmp_path / "run.json"))
+        loaded = Trace.load(llm.trace.save(tmp_path / name))
         assert loaded.state() == json.loads(json.dumps(llm.trace.state()))
         assert loaded.plain(0)[-1]["rows"][0]["q"] == b"\x00\xff!"
         for saved, made in zip(loaded.steps, llm.trace.steps, strict=True):
@@ -193,9 +195,12 @@ async def test_a_saved_trace_comes_back(tmp_path: Path) -> None:
                 assert names == (real.name, real.kind, real.block, real.view, real.token_ids)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": "other", "version": 2}', "\ufffd"])
-def test_other_files_are_not_loaded(tmp_path: Path, text: str) -> None:
-    (tmp_path / "file").write_text(text)
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", b'{"format": "other", "version": 2}', b"\xff", b"\x1f\x8b", gzip.compress(b"{}" * 9)[:-9]],
+)
+def test_other_files_are_not_loaded(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "file").write_bytes(data)
     with pytest.raises(ValueError, match="not a trace"):
         Trace.load(tmp_path / "file")
 

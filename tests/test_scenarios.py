@@ -20,7 +20,7 @@ from helpers import BOTH_KINDS, HANG_SECONDS, Bench, answer_of, engine, no_deadl
 from asyncllm_nb import AsyncLLM, CacheBlock, CacheFullError
 from asyncllm_nb.engine.model import Decoder
 
-SCENARIOS = 200
+SCENARIOS = 120
 PAGE = 16
 POOLS = {
     "tiny": {"cache_tokens": 12 * PAGE, "max_blocks": 9, "max_batch_tokens": 16},
@@ -245,7 +245,7 @@ async def nothing() -> None:
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("family", BOTH_KINDS)
 def test_scenarios(bench: Bench, family: str, pool: str) -> None:
-    """Two hundred seeds for each of four engines."""
+    """120 seeds for each of four engines."""
     answered = 0
     for seed in range(SCENARIOS):
         llm = bench.engine(family, **POOLS[pool])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
 import subprocess
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import engine
+from helpers import checkpoint, engine, tokens, turns, until
 
-from asyncllm_nb import widgets
+from asyncllm_nb import AsyncLLM, widgets
 from asyncllm_nb.markup import COLOURS, MARKS
 from asyncllm_nb.widgets import base, bundle, dashboard
 
@@ -116,3 +118,18 @@ def test_unknown_names_of_the_package_raise() -> None:
     with pytest.raises(AttributeError, match="Dashbord"):
         widgets.Dashbord  # noqa: B018
     assert {kind.__name__ for kind in CLASSES} == {*widgets.__all__}
+
+
+async def test_a_dashboard_keeps_no_engine_alive() -> None:
+    async with engine("llama") as llm:
+        other = AsyncLLM(checkpoint("llama"), name="other", cache_tokens=512)
+        widget = other.dashboard()
+        widget._handle_custom_msg({"type": "ready", "client": "page"}, [])
+        await other.forward(tokens(3))
+        await turns()
+        gone = weakref.ref(other._engine)
+        del other
+        await turns()
+        gc.collect()
+        await until(lambda: gone() is None)
+        assert widget.comm is not None and llm.blocks == {}

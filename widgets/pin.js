@@ -19,9 +19,19 @@ export class Pin {
     else if (other === this) pinned.delete(this.owner);
     this.edge = edge;
     this.root.dataset.pin = edge;
-    if (edge) this.document = this.home.closest(".jp-Document, .jp-NotebookPanel");
     (edge ? document.body : this.home).append(this.root);
     this.refresh();
+    this._makeRoom();
+  }
+
+  /** The notebook's cells end where the view begins, and the last one can be scrolled out from under it. */
+  _makeRoom() {
+    const cells = this.document?.querySelector(".jp-WindowedPanel-outer");
+    if (!cells) return;
+    Object.assign(cells.style, { boxSizing: this.edge && "border-box", paddingRight: "", paddingBottom: "" });
+    const [box, view] = [cells.getBoundingClientRect(), this.root.getBoundingClientRect()];
+    if (this.edge === "right") cells.style.paddingRight = `${Math.max(0, box.right - view.left)}px`;
+    if (this.edge === "bottom") cells.style.paddingBottom = `${Math.max(0, box.bottom - view.top)}px`;
   }
 
   /** May a view that opens now be pinned at once? */
@@ -31,11 +41,17 @@ export class Pin {
 
   /** Out of sight while another document is in front of its notebook. */
   refresh() {
+    if (!this.document) {
+      this.document = this.home.closest(".jp-Document, .jp-NotebookPanel"); // none before the home is in the page
+      if (this.document && this.edge) this._makeRoom();
+    }
     const notebook = this.document;
     this.root.hidden = Boolean(this.edge && notebook && (!notebook.isConnected || notebook.classList.contains("lm-mod-hidden")));
   }
 
   close() {
+    this.edge = "";
+    this._makeRoom();
     if (pinned.get(this.owner) === this) pinned.delete(this.owner);
     this.root.remove();
   }

@@ -150,11 +150,11 @@ def engine_truth(notebook: Notebook) -> dict[str, Any]:
     return {"next": next_, "state": state, "snapshot": snapshot}
 
 
-def lesson_cells(path: Path, model: Path) -> list[str]:
-    """The code cells of a lesson, with a small model in place of the trained one."""
+def lesson_cells(path: Path, model: Path | None = None) -> list[str]:
+    """The code cells of a lesson; `model`: a folder with a model in place of the trained one."""
     document = json.loads(path.read_text(encoding="utf-8"))
     cells = ["".join(c["source"]) for c in document["cells"] if c["cell_type"] == "code"]
-    return [cell.replace('"smollm2"', repr(str(model))) for cell in cells]
+    return cells if model is None else [cell.replace('"smollm2"', repr(str(model))) for cell in cells]
 
 
 ENGINE = """

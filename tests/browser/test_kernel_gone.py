@@ -47,7 +47,7 @@ def kill(notebook: Notebook) -> None:
 
 
 def restart(notebook: Notebook) -> None:
-    notebook.page.evaluate("() => { window.harness.kernel.restart(); }")
+    notebook.page.evaluate("async () => { await window.harness.kernel.restart(); }")
 
 
 @pytest.mark.parametrize("end", [kill, restart])

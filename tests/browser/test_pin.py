@@ -36,6 +36,7 @@ def test_pin(browser: Browser, host: Lab, models: Path) -> None:
         for index in (0, len(cells) - 1):
             notebook.scroll_to(index)
             assert_at_the_edge(notebook, board, "right")
+            assert_beside_the_cell(notebook, board, index)
         board.root.get_by_role("button", name="Pin bottom").click()
         assert_at_the_edge(notebook, board, "bottom")
         notebook.run("await talk(5)")  # it is on screen, so it follows
@@ -47,7 +48,21 @@ def test_pin(browser: Browser, host: Lab, models: Path) -> None:
         assert_at_the_edge(notebook, board, "bottom")
         board.root.get_by_role("button", name="Pin bottom").click()
         board.wait_for("view.root.dataset.pin === ''")
+        assert notebook.page.evaluate(PADDING) == ["", ""]
         assert not notebook.faults
+
+
+PADDING = """() => {
+  const { paddingRight, paddingBottom } = document.querySelector(".jp-WindowedPanel-outer").style;
+  return [paddingRight, paddingBottom];
+}"""
+
+
+def assert_beside_the_cell(notebook: Notebook, board: Board, index: int) -> None:
+    """The dashboard hides nothing of a cell."""
+    script = "index => window.harness.panel.content.widgets[index].node.getBoundingClientRect().right"
+    right = notebook.page.evaluate(script, index)
+    assert 300 < right <= board.root.evaluate("root => root.getBoundingClientRect().left")
 
 
 def assert_at_the_edge(notebook: Notebook, board: Board, edge: str) -> None:
