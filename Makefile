@@ -87,4 +87,4 @@ test: install clean-build chromium overlays model
 	$(RUN) tests/run_parts.py
 
 bench: model
-	$(RUN) benchmarks/cpu.py
+	$(RUN) -m benchmarks.cpu

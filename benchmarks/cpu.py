@@ -4,9 +4,9 @@ Knows what is measured and in which order; how stands in the modules beside it. 
 all numbers as JSON. Speeds are compared with transformers in the same run, in turns; nothing fails if
 an aim is missed, it is said.
 
-    python -m benchmarks.cpu                              everything, 8 minutes or so on 2 cores
-    python -m benchmarks.cpu --keep                       and write it to benchmarks/results/cpu.json
-    python -m benchmarks.cpu --quick --model FOLDER       a look at whether it works
+    python -m benchmarks.cpu                          everything; some 8 minutes on two quiet cores
+    python -m benchmarks.cpu --keep                   the same for the record: results/, RESULTS.md
+    python -m benchmarks.cpu --quick --model FOLDER   a look at whether it works
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from .starting import compare_first_token
 
 FOLDER = Path(__file__).resolve().parent
 KEPT, PAGE = FOLDER / "results" / "cpu.json", FOLDER / "RESULTS.md"
+PASSING = FOLDER.parent / "build" / "cpu.json"  # git does not look there
 
 TEXT = (
     "Bees visit flowers to gather nectar, a sweet liquid that plants make to attract them. A bee "
@@ -131,20 +131,18 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="a bundled name or a folder")
     parser.add_argument("--quick", action="store_true", help="few and small measurements")
     parser.add_argument("--threads", type=int, help="of torch; default: as many as torch takes")
-    parser.add_argument("--output", type=Path, help="also write the numbers to this JSON file")
-    parser.add_argument("--keep", action="store_true", help=f"write {KEPT.name} and the table in {PAGE.name}")
+    parser.add_argument("--output", type=Path, default=PASSING, help="the JSON file to write")
+    parser.add_argument("--keep", action="store_true", help="write the results that are committed")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    warnings.filterwarnings("ignore", module="transformers")
     results = asyncio.run(measure(arguments.model, QUICK if arguments.quick else Sizes()))
     print(f"\n{table.text(results)}")
-    document = json.dumps(results, indent=1) + "\n"
-    if arguments.output:
-        arguments.output.write_text(document, encoding="utf-8")
+    file = KEPT if arguments.keep else arguments.output
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"\nall numbers: {file}")
     if arguments.keep:
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(document, encoding="utf-8")
         table.put_into(PAGE, results)
 
 

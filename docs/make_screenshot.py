@@ -23,7 +23,7 @@ LESSON = ROOT / "notebooks" / "01_thinker_and_writer.ipynb"
 PICTURE = ROOT / "docs" / "screenshot.png"
 RECORDING = ROOT / "asyncllm_nb" / "lesson-01.trace.json.gz"
 
-SIZE = {"width": 1600, "height": 1000}
+SIZE = {"width": 1600, "height": 1160}
 PANELS = '"ledger", "controls", "streams", "views", "blocks", "timeline", "attention", pin="right"'
 
 HALF_WAY = "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 12).length"

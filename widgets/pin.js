@@ -26,12 +26,12 @@ export class Pin {
 
   /** The notebook's cells end where the view begins, and the last one can be scrolled out from under it. */
   _makeRoom() {
-    const cells = this.document?.querySelector(".jp-WindowedPanel-outer");
+    const cells = this.document?.querySelector(".jp-WindowedPanel-viewport");
     if (!cells) return;
-    Object.assign(cells.style, { boxSizing: this.edge && "border-box", paddingRight: "", paddingBottom: "" });
-    const [box, view] = [cells.getBoundingClientRect(), this.root.getBoundingClientRect()];
+    cells.style.paddingRight = cells.style.paddingBottom = "";
+    const [box, view] = [cells.parentElement.getBoundingClientRect(), this.root.getBoundingClientRect()];
     if (this.edge === "right") cells.style.paddingRight = `${Math.max(0, box.right - view.left)}px`;
-    if (this.edge === "bottom") cells.style.paddingBottom = `${Math.max(0, box.bottom - view.top)}px`;
+    if (this.edge === "bottom") cells.style.paddingBottom = `${view.height}px`;
   }
 
   /** May a view that opens now be pinned at once? */

@@ -45,7 +45,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(browser: Browser, lab: Lab, models: Path) -> Iterator[Run]:
     with notebooks(browser, lab) as open_notebook:
-        cells = lesson_cells(LESSON, models / "llama")
+        cells = [c for c in lesson_cells(LESSON, models / "llama") if "replay(" not in c]
         notebook = open_notebook(*cells)
         for number in range(len(cells)):
             notebook.run(number)

@@ -53,7 +53,7 @@ def test_pin(browser: Browser, host: Lab, models: Path) -> None:
 
 
 PADDING = """() => {
-  const { paddingRight, paddingBottom } = document.querySelector(".jp-WindowedPanel-outer").style;
+  const { paddingRight, paddingBottom } = document.querySelector(".jp-WindowedPanel-viewport").style;
   return [paddingRight, paddingBottom];
 }"""
 
