@@ -26,7 +26,9 @@ RECORDING = ROOT / "asyncllm_nb" / "lesson-01.trace.json.gz"
 SIZE = {"width": 1600, "height": 1160}
 PANELS = '"ledger", "controls", "streams", "views", "blocks", "timeline", "attention", pin="right"'
 
-HALF_WAY = "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 12).length"
+HALF_WAY = (
+    "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 12).length"
+)
 """How many sentences the writer has begun in earnest."""
 
 

@@ -87,7 +87,8 @@ def distributions_of(module: str) -> frozenset[str]:
 
 def third_party(path: Path) -> set[str]:
     tests = ROOT / "tests"
-    own = {*FOLDERS, *(p.stem for p in tests.glob("*.py")), *(p.parent.name for p in tests.glob("*/__init__.py"))}
+    packages = {file.parent.name for file in tests.glob("*/__init__.py")}
+    own = {*FOLDERS, *packages, *(file.stem for file in tests.glob("*.py"))}
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -55,9 +55,7 @@ finally:
 
 
 @pytest.fixture(scope="module", params=["perCommTarget", "disabled"])
-def notebook(
-    request: pytest.FixtureRequest, browser: Browser, lab: Lab, models: Path
-) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, browser: Browser, lab: Lab, models: Path) -> Iterator[Notebook]:
     with notebooks(browser, lab) as open_notebook:
         with lab.settings(SUBSHELLS, commsOverSubshells=request.param):
             notebook = open_notebook()

@@ -29,9 +29,7 @@ HEARING = [("ipykernel-7.3.0", "perCommTarget")]
 
 
 @pytest.fixture
-def notebook(
-    request: pytest.FixtureRequest, browser: Browser, lab: Lab, models: Path
-) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, browser: Browser, lab: Lab, models: Path) -> Iterator[Notebook]:
     kernel, subshells = request.param
     assert kernel in overlays(), "run `make overlays` first"
     with notebooks(browser, lab) as open_notebook:

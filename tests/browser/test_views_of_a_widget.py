@@ -74,9 +74,7 @@ def wait_for_choices(notebook: Notebook, key: str, value: object) -> None:
 def test_second_view(notebook: Notebook) -> None:
     notebook.select(1)
     notebook.command("notebook:create-output-view")
-    notebook.page.wait_for_function(
-        f"() => document.querySelectorAll('{BOARDS}').length === 2"
-    )
+    notebook.page.wait_for_function(f"() => document.querySelectorAll('{BOARDS}').length === 2")
     run_some(notebook)
     for number in (0, 1):
         assert_shows_the_truth(notebook, number)
