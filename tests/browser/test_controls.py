@@ -32,7 +32,8 @@ await llm.forward(llm.chat_prompt("Hello?"), [prompt])
 async def talk(notes):
     while True:
         await llm.clear(notes)
-        await llm.generate("so", [prompt, inbox, notes], max_tokens=300, temperature=1.0, forbid=[256, 257, 258])
+        view = [prompt, inbox, notes]
+        await llm.generate("so", view, max_tokens=300, temperature=1.0, forbid=[256, 257, 258])
 
 talks = [type(talk)(talk.__code__.replace(co_qualname=f"talk{n}"), globals()) for n in range(5)]
 """
@@ -135,7 +136,8 @@ def test_cancel(board: Board, notebook: Notebook, cell: int) -> None:
     known = board.step
     for number in (3, 0, 4, 1, 2):
         board.press("cancel", f"talk{number}")
-        ended = f"view.store.records.some(r => r.t === 'task' && r.name === 'talk{number}' && r.state === 'cancelled')"
+        is_it = f"r.t === 'task' && r.name === 'talk{number}' && r.state === 'cancelled'"
+        ended = f"view.store.records.some(r => {is_it})"
         board.wait_for(ended)
     assert board.step <= known + 2 * TIMES
     notebook.finish(cell)  # it waited for these five

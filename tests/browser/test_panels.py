@@ -161,7 +161,8 @@ def test_timeline_opens_a_step(run: Run) -> None:
     number = int(re.findall(r"Step (\d+)", detail.inner_text())[0])
     wanted = run.notebook.run(
         f"[step] = [s for s in llm.trace.steps if s.number == {number}]\n"
-        "for row in step.rows: print(row.name, row.kind, row.block, row.context, row.num_tokens, *row.token_ids)"
+        "for row in step.rows: "
+        "print(row.name, row.kind, row.block, row.context, row.num_tokens, *row.token_ids)"
     ).text.splitlines()
     assert wanted
     shown = [row.inner_text().split("\t") for row in detail.locator("tr").all()][1:]
