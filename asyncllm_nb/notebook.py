@@ -40,6 +40,7 @@ def remember(engine: Engine, folder: str) -> None:
     """From now on `engine` is the notebook's engine of this model and name."""
     if in_notebook():
         _engines[folder, engine.name] = engine
+        engine.made_in = f" (In [{sys.modules['IPython'].get_ipython().execution_count}])"
 
 
 def current_cell() -> object:

@@ -65,6 +65,7 @@ class Engine:
         self.records: dict[int, BlockRecord] = {}
         self.closed = False
         self.paused = False
+        self.made_in = ""  # " (In [3])": the cell to run again once it is closed
         self.step_interval = 0.0  # s from the start of one step to the next, at least
         self.current_cell: Callable[[], object] | None = None  # the cell that the running code is of
         self.show_html: Callable[[object], str] | None = None  # how a notebook shows a block, a stream
@@ -106,8 +107,8 @@ class Engine:
         """Raise EngineClosedError if the engine is closed."""
         if self.closed:
             raise EngineClosedError(
-                f"engine {self.name!r} is closed: run the cell that makes it again, then those that make "
-                "its blocks"
+                f"engine {self.name!r} is closed: run the cell that makes it{self.made_in} again, then those "
+                "that make its blocks"
             )
 
     def check_usable(self) -> None:

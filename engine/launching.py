@@ -29,6 +29,7 @@ class Launched:
 
     logits: list[Tensor]  # of each part: [wanted rows, vocab] float32 on the device
     ids: Tensor  # [parts] int64 on the device: the most probable token after each part
+    is_recorded: bool  # as a CUDA graph; else kernel by kernel
     _tokens: Tensor  # [2, parts] float64 on the host, once `_done`: ids, log-probabilities
     _done: torch.cuda.Event
     _read: list[tuple[int, float]] = field(default_factory=list)
@@ -56,6 +57,10 @@ class Row:
     @property
     def token(self) -> tuple[int, float]:
         return self.step.tokens()[self.index]
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.step.is_recorded
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Launcher:
         counts = [len(part.token_ids) - part.wanted_from for part in parts]
         is_decode = all(count == 1 == len(part.token_ids) for count, part in zip(counts, parts, strict=True))
         result = self._graphs.run(batch, ids) if is_decode else None
+        is_recorded = result is not None
         if result is not None:
             # The next recorded step overwrites these: each row gets memory of its own, in one launch.
             rows = [torch.empty_like(row) for row in result.logits.unbind()]
@@ -124,7 +130,7 @@ class Launcher:
         host.copy_(tokens, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Launched(logits, tokens[0].long(), host, done)
+        return Launched(logits, tokens[0].long(), is_recorded, host, done)
 
     # ---- one step ahead -------------------------------------------------------------------------
 

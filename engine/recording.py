@@ -17,7 +17,7 @@ from .measuring import attention_layers, linear_layers
 from .naming import coroutine_name
 from .observing import Seen, TaskObserver
 from .scheduler import Chunk
-from .trace import Commit, RowRecord, StepRecord
+from .trace import Commit, Ran, RowRecord, StepRecord
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -205,7 +205,13 @@ class Recorder:
         )
 
     def step(
-        self, number: int, started: float, seconds: float, rows: Sequence[RowRecord], error: str
+        self,
+        number: int,
+        started: float,
+        seconds: float,
+        rows: Sequence[RowRecord],
+        error: str = "",
+        ran: Ran = "",
     ) -> None:
         """A step is committed (rows with their commits), or failed with `error`."""
         engine = self._engine()
@@ -226,6 +232,7 @@ class Recorder:
                 self.trace.now(),
                 ledger.encoded,
                 ledger.resent,
+                ran,
             )
         )
         self.look()

@@ -29,6 +29,7 @@ from .sampling import SamplingParams
 
 if TYPE_CHECKING:
     from .launching import Launcher
+    from .trace import Ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,15 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Logits of each part's wanted rows, the tokens drawn (id, logprob), the seconds it took, and
-    what was measured of each part (nothing unless it was asked for)."""
+    """Logits of each part's wanted rows, the tokens drawn (id, logprob), the seconds it took, what
+    was measured of each part (nothing unless it was asked for), and how the step ran."""
 
     logits: list[Tensor]  # one [wanted, vocab] float32 per part
     drawn: list[tuple[int, float] | None]
     seconds: float
     readings: list[PartReading] | Exception  # an error of measuring does not fail the step
     measuring: float = 0.0  # s that it took longer for that
+    ran: Ran = ""
 
 
 class Runner:
@@ -92,8 +94,8 @@ class Runner:
             page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
         drawn: list[tuple[int, float] | None] = [None] * len(parts)
         if self._launcher is not None and not wanted:
-            logits = self._launch(self._launcher, parts, draws, drawn)
-            return StepResult(logits, drawn, time.perf_counter() - started, [])
+            logits, ran = self._launch(self._launcher, parts, draws, drawn)
+            return StepResult(logits, drawn, time.perf_counter() - started, [], ran=ran)
         parts = list(map(self._places.part, parts))
         batch = make_batch(parts, self._is_hybrid, self.device)
         measurement = Measurement(wanted) if wanted else None
@@ -114,7 +116,8 @@ class Runner:
                 readings = error
         ended = time.perf_counter()
         measuring = ended - (started if self.is_fused else computed)
-        return StepResult(logits, drawn, ended - started, readings, measuring)
+        plain: Ran = "eager" if self.device.type == "cuda" else ""
+        return StepResult(logits, drawn, ended - started, readings, measuring, plain)
 
     def _launch(
         self,
@@ -122,8 +125,9 @@ class Runner:
         parts: Sequence[Part],
         draws: Sequence[Draw | None],
         drawn: list[tuple[int, float] | None],
-    ) -> list[Tensor]:
-        """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all."""
+    ) -> tuple[list[Tensor], Ran]:
+        """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all.
+        It counts as recorded if all of it was: some rows may have run ahead of the others."""
         greedy = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
         others = [index for index, draw in enumerate(draws) if draw and not draw.params.takes_best]
         rows = launcher.run(parts, goes_on=len(greedy) == len(parts))
@@ -131,7 +135,7 @@ class Runner:
         self._draw_into(drawn, draws, logits, others)
         for index in greedy:
             drawn[index] = rows[index].token
-        return logits
+        return logits, "graph" if all(row.is_recorded for row in rows) else "eager"
 
     def _draw_into(
         self,

@@ -87,7 +87,7 @@ class Stepper:
         commits = self._commit(plan, result)
         for row, commit in zip(rows, commits, strict=True):
             row.commit = commit
-        recorder.step(self.num_steps, started, result.seconds, rows, "")
+        recorder.step(self.num_steps, started, result.seconds, rows, ran=result.ran)
         engine.notify()
         if wanted is not None:
             self._report(rows, result)

@@ -12,7 +12,6 @@ import base64
 import gzip
 import json
 import os
-import tempfile
 import time
 import zlib
 from collections import deque
@@ -35,6 +34,8 @@ MAX_WEIGHT = 500_000
 """A record weighs 1, and 1 more for each token of a step; beyond this the oldest are folded."""
 
 RowKind = Literal["decode", "prefill", "probe"]
+Ran = Literal["graph", "eager", ""]
+"""How a step ran on a GPU: as recorded CUDA graphs, or kernel by kernel. Empty on a CPU."""
 
 
 @dataclass(slots=True)  # not frozen: setting fields of frozen ones costs more than all the rest of a row
@@ -73,6 +74,7 @@ class StepRecord:
     recorded: float = 0.0  # s, when its results were committed
     encoded: int = 0  # the ledger after it
     resent: int = 0
+    ran: Ran = ""
 
 
 class Trace:
@@ -171,7 +173,7 @@ class Trace:
         return record if isinstance(record, dict) else self._plain_step(record)
 
     def _plain_step(self, step: StepRecord) -> Record:
-        return {
+        plain: Record = {
             "t": "step",
             "at": round(step.recorded, 4),
             "n": step.number,
@@ -185,6 +187,9 @@ class Trace:
             "encoded": step.encoded,
             "resent": step.resent,
         }
+        if step.ran:
+            plain["ran"] = step.ran
+        return plain
 
     def _plain_row(self, row: RowRecord) -> Record:
         plain: Record = {
@@ -223,13 +228,12 @@ class Trace:
         data = json.dumps(self.document(), separators=(",", ":")).encode()
         if path.suffix == ".gz":
             data = gzip.compress(data, mtime=0)
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name)
+        unfinished = path.with_name(f".{path.name}.part")
         try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.replace(temporary, path)
+            unfinished.write_bytes(data)
+            os.replace(unfinished, path)
         except BaseException:
-            os.unlink(temporary)
+            unfinished.unlink(missing_ok=True)
             raise
         return path
 
@@ -309,6 +313,7 @@ class _Names:
             recorded=e["at"],
             encoded=e["encoded"],
             resent=e["resent"],
+            ran=e.get("ran", ""),
         )
 
     def _row(self, row: Record) -> RowRecord:

@@ -34,7 +34,7 @@ def check_block(engine: Engine, block: Any, what: str = "a block") -> CacheBlock
             if owner is None or owner.closed:
                 raise ValueError(
                     f"block {block.name!r} belongs to an engine that was closed: run the cell that makes "
-                    "its blocks again"
+                    f"the engine{owner.made_in if owner else ''} again, then the one that makes its blocks"
                 )
             raise ValueError(
                 f"block {block.name!r} belongs to another engine: blocks hold one model's memory; make it "

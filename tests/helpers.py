@@ -120,7 +120,7 @@ class Bench:
         self.runner = asyncio.Runner()
         self._engines: dict[str, AsyncLLM] = {}
 
-    def engine(self, family: str, **options: int) -> AsyncLLM:
+    def engine(self, family: str, **options: Any) -> AsyncLLM:
         """The engine of these options; made when first asked for."""
         key = f"{family} {options}"
         if key not in self._engines:

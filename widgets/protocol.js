@@ -19,7 +19,8 @@
 //   task     k, name, state, line, error  a coroutine that reads streams: running, waiting (line: where),
 //                                         done, failed, cancelled
 //   step     n, s, rows, wait, pages,     a forward pass of s seconds that began at b. pages, slots: free after
-//            slots, err, encoded, resent  it. encoded, resent: the ledger after it (`engine/ledger.py`)
+//            slots, err, encoded, resent, it. encoded, resent: the ledger after it (`engine/ledger.py`). ran, on a
+//            ran                          GPU only: "graph" (recorded CUDA graphs) or "eager" (kernel by kernel)
 //     row:   r, k, b, n, m, v, i, x, c    k: decode, prefill or probe; b: written block or null; n tokens with
 //                                         ids i and texts x; m tokens before them are read; v: version read of
 //                                         each block in the request's view. c, if the row committed: [version]

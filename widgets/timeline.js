@@ -8,12 +8,15 @@ import { PANELS } from "./shell.js";
 const LANE = 16, LANE_LABEL = 120, MAX_LANES = 24, FOOT = 14;
 const ZOOMS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 36]; // CSS pixels per step
 const KINDS = { decode: "decode", prefill: "prefill chunk", probe: "probe" };
+const WAYS = { graph: " as a CUDA graph", eager: " kernel by kernel" }; // how a step ran, if on a GPU
 
 /** Lanes by name, in the order of first appearance. Names end "·2" only while two are alive. */
 function laneOf(local, name) {
   if (!local.lanes.has(name)) local.lanes.set(name, local.lanes.size);
   return Math.min(local.lanes.get(name), MAX_LANES - 1);
 }
+
+const took = (record) => seconds(record.s) + (WAYS[record.ran] ?? "");
 
 const rowName = (store, row) => store.requests.get(row.r)?.name ?? `request ${row.r}`;
 
@@ -123,7 +126,7 @@ function detail(ctx) {
   });
   const cells = (tag, list) => h("tr", {}, list.map((cell) => h(tag, {}, String(cell))));
   local.detail.replaceChildren(
-    h("div", {}, h("strong", {}, `Step ${record.n}`), ` began at ${record.b.toFixed(2)} s, took ${seconds(record.s)}; ${record.pages} pages free`,
+    h("div", {}, h("strong", {}, `Step ${record.n}`), ` began at ${record.b.toFixed(2)} s, took ${took(record)}; ${record.pages} pages free`,
       record.wait.length ? `; waiting: ${record.wait.join(", ")}` : "", record.err ? `; failed: ${record.err}` : "", " ",
       h("button", { type: "button", onclick: () => ctx.show(record.n) }, "Show this moment"), " ",
       h("button", { type: "button", onclick: () => select(ctx, null) }, "Close")),
@@ -237,7 +240,7 @@ PANELS.push({
   table(state, ctx) {
     const { store, local } = ctx;
     const rows = store.steps.slice(local.span.first, local.span.last).slice(-100).map(({ record }) => [
-      record.n, seconds(record.s), record.rows.map((row) => `${rowName(store, row)}: ${KINDS[row.k]} ${row.n}`).join("; "),
+      record.n, took(record), record.rows.map((row) => `${rowName(store, row)}: ${KINDS[row.k]} ${row.n}`).join("; "),
       tail(visible(record.rows.map((row) => row.x.join("")).join(" | ")), 120), record.wait.join(", "), record.err,
     ]);
     return { columns: ["step", "took", "batch", "tokens", "waiting", "error"], rows };

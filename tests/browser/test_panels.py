@@ -169,8 +169,20 @@ def test_timeline_opens_a_step(run: Run) -> None:
     assert [[r[0], r[1].split()[0], r[2], r[4], r[5], r[7]] for r in shown] == [
         line.split(maxsplit=5) for line in wanted
     ]
-    assert run.board.pixels("timeline", run.colour("writer")) > 0
     canvas.press("Escape")
+
+
+def test_timeline_has_a_cell_for_each_row(run: Run) -> None:
+    run.board.look_at("timeline")
+    shown = """(() => {
+      const { first, last } = view.places.find(one => one.panel.name === "timeline").ctx.local.span;
+      return view.store.steps.slice(first, last).flatMap(step => step.record.rows.map(row => row.b));
+    })()"""
+    written = run.board.ask(shown)
+    rows = [written.count(run.block(name)["id"]) for name in ("thinker", "writer")]
+    painted = [run.board.pixels("timeline", run.colour(name)) for name in ("thinker", "writer")]
+    assert min(rows) > 9
+    assert painted[0] / painted[1] == pytest.approx(rows[0] / rows[1], rel=0.1)
 
 
 def test_attention(run: Run) -> None:
@@ -218,3 +230,16 @@ end = max(i for i, record in enumerate(records) if record["t"] == "step" and rec
 print(json.dumps(reduce(records[:end + 1])))
 """
     return json.loads(notebook.run(code).text)
+
+
+def test_each_widget_stands_alone(run: Run) -> None:
+    """One after another below the dashboard; each shows what the dashboard's panel shows."""
+    run.notebook.run("from asyncllm_nb import widgets")
+    for number, name in enumerate(PANELS, start=1):
+        run.notebook.run(f"widgets.{name.title()}(llm)")
+        alone = Board(run.notebook.page, number)
+        alone.wait_for_records(run.truth["next"])
+        alone.look_at(name)
+        run.board.look_at(name)
+        assert alone.summary(name) == run.board.summary(name)
+        assert alone.root.locator("[data-panel]").count() == 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from asyncllm_nb import AsyncLLM
+from asyncllm_nb.engine.graphs import MAX_DEPTH
 from asyncllm_nb.testing import FAMILIES, assert_close_logits, make_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -95,3 +96,20 @@ async def test_closing_gives_the_memory_back() -> None:
     before = torch.cuda.memory_allocated()
     await on("cuda", "qwen3_5", agents)
     assert torch.cuda.memory_allocated() <= before + 2**24  # what cuBLAS keeps
+
+
+async def test_trace_says_how_steps_ran() -> None:
+    """Tokens behind a view that is deeper than recorded steps walk run kernel by kernel."""
+
+    async def work(llm: AsyncLLM) -> list[tuple[bool, str]]:
+        *deep, own, short = await llm.create_blocks(MAX_DEPTH + 3)
+        for block in deep:
+            await llm.forward([5], [block])
+        await llm.generate([1], [deep[0], short], max_tokens=9)
+        await llm.generate([1], [*deep, own], max_tokens=9)
+        await llm.drain()
+        steps = [step for step in llm.trace.steps if all(row.kind == "decode" for row in step.rows)]
+        return [(len(step.rows[0].view) > MAX_DEPTH + 1, step.ran) for step in steps]
+
+    found = await on("cuda", "qwen3_5", work, max_blocks=60)
+    assert set(found) == {(False, "graph"), (True, "eager")}
