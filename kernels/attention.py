@@ -9,10 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .tiles import AttentionPlan, Bucket
-
-HIDDEN = -1e30
-"""The score of what a row must not see. Finite: padding rows see nothing and must not be NaN."""
+from .tiles import HIDDEN, AttentionPlan, Bucket
 
 
 def attention_over_view(
@@ -37,8 +34,8 @@ def attention_over_view(
         out, share = _one_row(queries, keys, values, plan, scale, shares is not None)
     else:
         parts = [_attend(queries, keys, values, bucket, scale) for bucket in plan.buckets]
-        peak, total, sums = parts[0] if len(parts) == 1 else map(_joined, zip(*parts, strict=True))
-        out, share = _merge(peak, total, sums, plan, shares is not None)
+        peak, total, mean = parts[0] if len(parts) == 1 else map(_joined, zip(*parts, strict=True))
+        out, share = _merge(peak, total, mean, plan, shares is not None)
     if shares is not None and share is not None:
         shares.append(share)
     return out
@@ -52,21 +49,25 @@ def _scores(queries: Tensor, keys: Tensor, bucket: Bucket, scale: float) -> Tens
     # Heads and tokens in one dimension: gathering along the first one is what a CPU does fastest.
     key = keys.index_select(0, bucket.tokens).view(kv_heads * items, width, dim).float()
     scores = torch.baddbmm(query.new_zeros(()), query, key.mT, beta=0, alpha=scale)
-    scores.view(kv_heads, items, group, shared, width).masked_fill_(bucket.hidden, HIDDEN)
+    scores.view(kv_heads, items, group, shared, width).add_(bucket.hidden)
     return scores
 
 
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The bucket's partial results: peaks and totals [H_kv, I * G, H / H_kv], sums [..., D]."""
+    """The bucket's partial results: peaks and totals [H_kv, I * G, H / H_kv], mean values [..., D].
+
+    Softmax is one fast operation, where `exp` of hidden scores is a slow one. The largest weight is
+    exp(0) by the total, which gives the total.
+    """
     scores = _scores(queries, keys, bucket, scale)
-    peak = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(peak).exp_()
+    peak, weights = scores.amax(-1), scores.softmax(-1)
     value = values.index_select(0, bucket.tokens).view(scores.shape[0], -1, values.shape[1]).float()
-    sums = torch.bmm(weights, value)
+    mean = torch.bmm(weights, value)
     shape = (queries.shape[0], -1, queries.shape[2])
-    return peak.view(shape), weights.sum(-1).view(shape), sums.view(*shape, values.shape[1])
+    total = weights.amax(-1).reciprocal_()
+    return peak.view(shape), total.view(shape), mean.view(*shape, values.shape[1])
 
 
 def _one_row(
@@ -87,9 +88,9 @@ def _one_row(
 
 
 def _merge(
-    peak: Tensor, total: Tensor, sums: Tensor, plan: AttentionPlan, share: bool
+    peak: Tensor, total: Tensor, mean: Tensor, plan: AttentionPlan, share: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Bring partial results to each row's peak, add them up, and divide by the total.
+    """Bring partial results to each row's peak, and take the mean of their means by their totals.
 
     Row N of all that has N + 1 rows here collects the padding.
     """
@@ -97,13 +98,13 @@ def _merge(
     rows, shape = plan.partial_rows, (kv_heads, plan.num_rows + 1, shared)
     index = rows[None, :, None].expand_as(peak)
     top = peak.new_full(shape, HIDDEN).scatter_reduce_(1, index, peak, "amax")
-    factor = (peak - top.index_select(1, rows)).exp_()
-    total = total * factor
+    total = total * (peak - top.index_select(1, rows)).exp_()
     row_total = total.new_zeros(shape).index_add_(1, rows, total)
-    row_sums = sums.new_zeros((*shape, sums.shape[-1]))
-    row_sums.index_add_(1, rows, sums.mul_(factor[..., None]))
-    out = row_sums.div_(row_total[..., None])[:, : plan.num_rows].transpose(0, 1)
-    table = _shares(total / row_total.index_select(1, rows), plan) if share else None
+    weight = total.div_(row_total.index_select(1, rows))
+    out = mean.new_zeros((*shape, mean.shape[-1]))
+    out.index_add_(1, rows, mean.mul_(weight[..., None]))
+    table = _shares(weight, plan) if share else None
+    out = out[:, : plan.num_rows].transpose(0, 1)
     return out.reshape(plan.num_rows, kv_heads * shared, -1), table
 
 

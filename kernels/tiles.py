@@ -28,6 +28,9 @@ a long one merges fewer partial results."""
 MANY_ROWS = 16
 """Requests with at least this many rows read wide tiles."""
 
+HIDDEN = -1e30
+"""Next to this a score is nothing. Finite: padding rows see nothing and must not be NaN."""
+
 GROUP = 256
 """Rows that read a tile together, at most."""
 
@@ -39,7 +42,7 @@ class Bucket:
     queries: Tensor  # [I * G] index of a query (a row turned for a segment); padding is 0
     tokens: Tensor  # [H_kv * I * W] where the tiles' tokens lie, for one head after another, in a
     #                 pool [H_kv * pages * page_tokens]; a token of page 0 behind the end of a tile
-    hidden: Tensor  # [I, G, 1, W] bool: what a query must not see
+    hidden: Tensor  # [I, G, 1, W] float32, to add to scores: HIDDEN at what a query must not see, else 0
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,8 @@ class _Layout:
         head = np.arange(heads)[:, None, None] * num_pages * page_tokens
         self._queries = self.padded(partials.query, 0)
         self._tokens = (head + tokens).reshape(-1)
-        self._hidden = (token >= seen[:, :, None])[:, :, None]
+        hidden = np.where(token >= seen[:, :, None], np.float32(HIDDEN), np.float32(0))
+        self._hidden = hidden[:, :, None]
 
     def padded(self, values: Integers, padding: int) -> Integers:
         """`values` [P] of these items' partials, `padding` where an item has fewer than others."""

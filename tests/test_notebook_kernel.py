@@ -169,5 +169,5 @@ def test_a_handle_of_a_closed_engine_names_the_cell_to_run(kernel: Kernel) -> No
     kernel.run_ok("earlier = llm; working.cancel(); await asyncio.wait([working])")
     kernel.run_ok(SETUP + "working = asyncio.create_task(agent())")
     cell = kernel.run("await earlier.create_block()")
-    assert cell.error == "EngineClosedError" and "run the cell" in cell.describe()
+    assert cell.error == "EngineClosedError" and "run the cell that makes it (In [" in cell.describe()
     kernel.run_ok("del earlier")
