@@ -50,6 +50,7 @@ class Client:
     panels: tuple[str, ...] = ()
     acknowledged: int = 0  # records that it has
     heard: float = 0.0  # when it last said something
+    stuck_at: int = -1  # what it had at its last ping
 
 
 @dataclass(slots=True)
@@ -183,6 +184,7 @@ class Publisher:
                 self._watch()
             case "ping":
                 self._send(widget, {"type": "pong"})
+                self._repair(showing, message["client"], client, int(message["next"]))
             case "choose":
                 widget.choose(message["choices"])
                 self._on_watch(self._panels)
@@ -194,6 +196,14 @@ class Publisher:
                 raise ValueError(f"a view said {other!r}, which this version does not know")
         self._news.set()
         self._ensure_task()
+
+    @staticmethod
+    def _repair(showing: Showing, name: str, client: Client, has: int) -> None:
+        """A page that had the same at two pings, and less than it was sent, has lost a message: without
+        its acknowledgement nothing more would be sent. It gets everything anew."""
+        if has == client.stuck_at and has < showing.sent and name not in showing.snapshots:
+            showing.snapshots.append(name)
+        client.stuck_at = has
 
     def _watch(self) -> None:
         shown = (c for showing in self._widgets.values() for c in showing.clients.values())
@@ -250,7 +260,10 @@ class Publisher:
 
     async def _serve(self, widget: Channel, showing: Showing) -> None:
         while showing.snapshots:
-            await self._send_snapshot(widget, showing, showing.snapshots.pop(0))
+            name = showing.snapshots.pop(0)
+            await self._send_snapshot(widget, showing, name)
+            if name in showing.clients:
+                showing.clients[name].stuck_at = -1
         if not showing.visible:
             return
         if showing.is_behind() and not self._unheard:

@@ -100,7 +100,7 @@ async def decode(llm: AsyncLLM, other: Transformers, sizes: Sizes) -> dict[str, 
     most = max(sizes.streams)
     say(f"generating with {most} streams that share the prompt")
     views = await compare_views(llm, prompt, most, tokens=sizes.tokens, rounds=sizes.rounds)
-    results[f"{most}, shared prompt"] = views.as_json()
+    results[f"{most} streams, one shared prompt"] = views.as_json()
     return results
 
 

@@ -7,13 +7,15 @@ writer adds a note after every few of them, and reads its earlier notes too:
 - *text*: it encodes prompt, thoughts and notes so far anew each time, as a plain call of a model does.
 - *prefix*: the same with a cache of what did not change since the last reading. The new thoughts stand
   before the notes, so these are encoded again.
+
+The three take turns, portion by portion, so that a machine that slows down slows all of them down.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,11 +46,17 @@ class Cost:
     encoded: int
     seconds: float
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.encoded + other.encoded, self.seconds + other.seconds)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-Way = Callable[[AsyncLLM, Job], Awaitable[None]]
+Way = Callable[[AsyncLLM, Job], AsyncIterator[None]]
+"""Does the job, and yields after each portion."""
+
+_ENDED = object()
 
 
 def make_job(llm: AsyncLLM, prompt: list[int], thoughts: int) -> Job:
@@ -58,29 +66,32 @@ def make_job(llm: AsyncLLM, prompt: list[int], thoughts: int) -> Job:
 
 
 async def compare_sharing(llm: AsyncLLM, job: Job) -> dict[str, Cost]:
-    """The cost of each way. Blocks are freed in between."""
+    """The cost of each way. No block is left."""
     ways: dict[str, Way] = {"shared": _shared, "prefix": _prefix, "text": _text}
-    return {name: await _measure(llm, job, way) for name, way in ways.items()}
+    running = {name: way(llm, job) for name, way in ways.items()}
+    costs = {name: Cost(0, 0.0) for name in ways}
+    while running:
+        for name, way in list(running.items()):
+            before, began = llm.stats()["tokens_encoded"], time.perf_counter()
+            if await anext(way, _ENDED) is _ENDED:
+                del running[name]
+            encoded = llm.stats()["tokens_encoded"] - before
+            costs[name] += Cost(encoded, time.perf_counter() - began)
+    return costs
 
 
-async def _measure(llm: AsyncLLM, job: Job, way: Way) -> Cost:
-    before, began = llm.stats()["tokens_encoded"], time.perf_counter()
-    await way(llm, job)
-    await llm.drain()
-    return Cost(llm.stats()["tokens_encoded"] - before, time.perf_counter() - began)
-
-
-async def _shared(llm: AsyncLLM, job: Job) -> None:
+async def _shared(llm: AsyncLLM, job: Job) -> AsyncIterator[None]:
     prompt, thinker, writer = await llm.create_blocks("prompt", "thinker", "writer")
     await llm.forward(job.prompt, [prompt], logits="none")
     for portion in job.portions:
         await llm.forward(portion, [prompt, thinker], logits="none")
         await _note(llm, job, [prompt, thinker, writer], job.opening)
+        yield
     await _free(llm, prompt, thinker, writer)
 
 
-async def _text(llm: AsyncLLM, job: Job) -> None:
-    thinker = await llm.create_block("thinker")
+async def _text(llm: AsyncLLM, job: Job) -> AsyncIterator[None]:
+    thinker = await llm.create_block("thinker of text")
     await llm.forward(job.prompt, [thinker], logits="none")
     thoughts, notes = list[int](), list[int]()
     for portion in job.portions:
@@ -90,11 +101,12 @@ async def _text(llm: AsyncLLM, job: Job) -> None:
         notes += job.opening
         notes += await _note(llm, job, [whole], [*job.prompt, *thoughts, *notes])
         await _free(llm, whole)
+        yield
     await _free(llm, thinker)
 
 
-async def _prefix(llm: AsyncLLM, job: Job) -> None:
-    thinker, copy = await llm.create_blocks("thinker", "the writer's copy")
+async def _prefix(llm: AsyncLLM, job: Job) -> AsyncIterator[None]:
+    thinker, copy = await llm.create_blocks("thinker that is copied", "the writer's copy")
     await llm.forward(job.prompt, [thinker], logits="none")
     await llm.forward(job.prompt, [copy], logits="none")
     notes = list[int]()
@@ -105,6 +117,7 @@ async def _prefix(llm: AsyncLLM, job: Job) -> None:
         notes += job.opening
         notes += await _note(llm, job, [copy, tail], notes)
         await _free(llm, tail)
+        yield
     await _free(llm, thinker, copy)
 
 

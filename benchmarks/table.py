@@ -29,8 +29,8 @@ def rows(results: dict[str, Any]) -> Iterator[Row]:
 def _decoding(decode: dict[str, Any]) -> Iterator[Row]:
     single = decode["1"]["median_ours"]
     for streams, compared in decode.items():
-        if streams == "8, shared prompt":
-            yield _speeds(f"{streams}, tokens/s", compared, "a prompt each")
+        if "shared" in streams:
+            yield _speeds(f"decode, {streams}, tokens/s", compared, "a prompt each")
             continue
         least = 1.0 if streams == "1" else None
         name = f"decode, {streams} stream{'s' * (streams != '1')}, tokens/s"

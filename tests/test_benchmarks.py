@@ -38,7 +38,7 @@ def numbers(value: Any) -> list[float]:
 
 def test_cpu_measures_everything(run: tuple[dict[str, Any], str]) -> None:
     results, _ = run
-    assert list(results["decode"]) == ["1", "2", "8", "8, shared prompt"]
+    assert list(results["decode"]) == ["1", "2", "8", "8 streams, one shared prompt"]
     assert {"torch", "transformers", "python"} <= set(results["machine"]["versions"])
     measured = ("decode", "prefill", "first_token", "sharing")
     assert all(number > 0 for name in measured for number in numbers(results[name]))

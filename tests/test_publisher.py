@@ -361,12 +361,36 @@ def test_errors_of_callbacks_are_told_to_the_views(message: Message, said: str) 
     simulate(scene)
 
 
+def test_a_page_that_lost_messages_gets_everything_anew() -> None:
+    """Deltas that never arrive are never acknowledged; the pings of the silence that follows tell."""
+
+    async def scene() -> None:
+        trace, publisher = make()
+        view = View(publisher)
+        page = view.open("page")
+        await asyncio.sleep(0.5)
+        del view.pages["page"]  # what is sent now gets lost
+        await produce(trace, publisher, seconds=1, streams=2)
+        view.pages["page"] = page
+        assert page.next < trace.next
+        for _ in range(2):
+            page.say("ping", next=page.next)
+            await asyncio.sleep(2)
+        assert page.state == settled(trace)
+        for _ in range(3):  # all is here: no more snapshots
+            page.say("ping", next=page.next)
+            await asyncio.sleep(2)
+        assert page.num_snapshots == 2
+
+    simulate(scene)
+
+
 def test_pings_are_answered_and_choices_kept() -> None:
     async def scene() -> None:
         _, publisher = make()
         view = View(publisher)
         page = view.open("page")
-        page.say("ping")
+        page.say("ping", next=0)
         page.say("choose", choices={"pin": "right"})
         await asyncio.sleep(0.2)
         assert view.of_type("pong") and view.choices == {"pin": "right"}

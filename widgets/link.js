@@ -20,6 +20,7 @@ export class Link {
     this._shown = new Map(); // view -> names of its panels on screen
     this._heard = this._asked = Date.now();
     this._complete = false; // is the snapshot here whole?
+    this._lacks = false; // did a delta come that does not join on?
     this._onMessage = (message, buffers) => this._receive(message, buffers || []);
     model.on("msg:custom", this._onMessage);
     this._timer = setInterval(() => this._watch(), 500);
@@ -32,7 +33,7 @@ export class Link {
   }
 
   ready() {
-    this._complete = false;
+    this._complete = this._lacks = false;
     this._asked = Date.now();
     this._send({ type: "ready" });
     this._tellVisible();
@@ -107,7 +108,13 @@ export class Link {
   _delta(message, buffers) {
     if (!this._complete) return; // the snapshot on its way has it, or its last part does
     if (this.store.add(message.first, withBytes(message.records, buffers))) this._acknowledge();
-    else if (Date.now() > this._asked + 1000) this.ready(); // something was lost
+    else this._lacks = true; // something was lost
+    this._repair();
+  }
+
+  /** Ask anew for what was lost, but not at every message that comes meanwhile. */
+  _repair() {
+    if (this._lacks && Date.now() > this._asked + 1000) this.ready();
   }
 
   _acknowledge() {
@@ -139,10 +146,11 @@ export class Link {
     const kernel = this.kernelStatus;
     if (["dead", "terminating", "restarting", "autorestarting"].includes(kernel)) return this._setStatus("disconnected");
     if (this.controls.some((entry) => entry.status === "queued")) this._tell(); // says why after a while
+    this._repair();
     const silent = Date.now() - this._heard;
     if (silent > PING && this._shown.size && Date.now() - this._asked > PING) {
       this._asked = Date.now();
-      this._send({ type: "ping" });
+      this._send({ type: "ping", next: this.store.next });
       if (!this._complete) this.ready();
     }
     // A host that knows its kernel says when it dies. It may call it idle while a cell computes.

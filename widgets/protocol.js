@@ -55,7 +55,7 @@
 //   {type: "read", client, id, what, n, exact, r, layer, view}  a reading that the recording has not: "weights" or
 //                                         "states" of request r at step n, or (not exact) the newest one
 //   {type: "choose", choices}             zoom, pin, typed text: kept in the kernel for the next page
-//   {type: "ping", client}
+//   {type: "ping", client, next}          after a silence; it still has all records before number `next`
 //
 // THE KERNEL SAYS
 //   {type: "snapshot", client, part, parts, first, records, meta, base}  base: the state before `first`;
