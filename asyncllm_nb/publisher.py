@@ -51,6 +51,16 @@ class Client:
     acknowledged: int = 0  # records that it has
     heard: float = 0.0  # when it last said something
     stuck_at: int = -1  # what it had at its last ping
+    said: dict[str, int] = field(default_factory=dict)  # number of its last message of each type
+
+    def is_old(self, message: Message) -> bool:
+        """Was a later message of the same type handled before? While a cell runs, some kernels keep what
+        a page says first and handle at once what it says next, on another thread."""
+        number = message.get("said", 0)
+        if number < self.said.get(message["type"], 0):
+            return True
+        self.said[message["type"]] = number
+        return False
 
 
 @dataclass(slots=True)
@@ -178,6 +188,8 @@ class Publisher:
                     showing.snapshots.append(message["client"])
             case "ack":
                 client.acknowledged = max(client.acknowledged, int(message["next"]))
+            case "visible" | "choose" if client.is_old(message):
+                pass
             case "visible":
                 client.visible = bool(message["visible"])
                 client.panels = tuple(message.get("panels", ()))

@@ -385,6 +385,23 @@ def test_a_page_that_lost_messages_gets_everything_anew() -> None:
     simulate(scene)
 
 
+def test_what_a_page_said_first_and_is_handled_last_counts_no_more() -> None:
+    """ipykernel 7.3 handles messages on two threads: those sent to a subshell pass those before."""
+
+    async def scene() -> None:
+        _, publisher = make()
+        page = View(publisher).open("page")
+        page.say("visible", visible=True, panels=["blocks"], said=3)
+        page.say("visible", visible=False, panels=[], said=2)
+        await asyncio.sleep(0.2)
+        assert publisher.panels == {"blocks"}
+        page.say("visible", visible=False, panels=[], said=4)
+        await asyncio.sleep(0.2)
+        assert not publisher.panels
+
+    simulate(scene)
+
+
 def test_pings_are_answered_and_choices_kept() -> None:
     async def scene() -> None:
         _, publisher = make()

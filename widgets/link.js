@@ -15,7 +15,7 @@ export class Link {
     this.controls = []; // {id, command, status: queued | done | failed, text}
     this.errors = []; // of callbacks in the kernel
     this.status = "connecting"; // connecting, live, busy, silent, disconnected
-    this._count = 0;
+    this._count = this._said = 0;
     this._questions = new Map(); // id -> resolve
     this._shown = new Map(); // view -> names of its panels on screen
     this._heard = this._asked = Date.now();
@@ -77,7 +77,7 @@ export class Link {
 
   _send(message) {
     try {
-      this.model.send({ ...message, client: this.client });
+      this.model.send({ ...message, client: this.client, said: ++this._said });
     } catch (error) {
       this._setStatus("disconnected"); // the comm is closed
     }

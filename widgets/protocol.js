@@ -47,7 +47,8 @@
 //
 // META, said once: name, model, page_tokens, pages, slots (pool sizes), attention_layers, linear_layers.
 //
-// A VIEW SAYS                             (custom messages; never synchronised traits)
+// A VIEW SAYS                             (custom messages; never synchronised traits). Each also has said: 1, 2, …,
+//                                         since some kernels handle messages of one page out of order.
 //   {type: "ready", client}               this page has opened the widget: send a snapshot
 //   {type: "ack", client, next}           it has all records before number `next`
 //   {type: "visible", client, visible, panels}  panels: names of those on screen

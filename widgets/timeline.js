@@ -59,13 +59,15 @@ function paintStep(context, ctx, { record }, x, width, lanes, theme, height) {
   }
 }
 
-/** Steps after which the engine was paused, from the records between them. */
-function notePauses(local, store) {
+/** From the records that are new: everybody's lane, whether on screen now or not, and where there were pauses. */
+function noteRecords(local, store) {
   if (local.seen > store.next || local.seen < store.first) Object.assign(local, { seen: store.first, pauses: new Set() });
   for (; local.seen < store.next; local.seen++) {
     const record = store.records[local.seen - store.first];
-    if (record.t === "step") local.lastStep = record.n;
-    else if (record.t === "pause") local.pauses.add(local.lastStep ?? 0);
+    if (record.t === "step") {
+      local.lastStep = record.n;
+      for (const row of record.rows) laneOf(local, rowName(store, row));
+    } else if (record.t === "pause") local.pauses.add(local.lastStep ?? 0);
   }
 }
 
@@ -74,7 +76,6 @@ function paint(state, ctx) {
   const theme = ctx.theme();
   const span = windowOf(ctx);
   const shown = store.steps.slice(span.first, span.last);
-  for (const step of shown) for (const row of step.record.rows) laneOf(local, rowName(store, row));
   const lanes = Math.max(1, Math.min(MAX_LANES, local.lanes.size));
   const [width, height] = [ctx.width(), lanes * LANE + FOOT];
   const context = fit(local.canvas, width, height);
@@ -224,7 +225,7 @@ PANELS.push({
     const { local } = ctx;
     if (local.first !== undefined && local.first !== ctx.store.first && ctx.store.steps.length === 0) local.lanes.clear();
     local.first = ctx.store.first;
-    notePauses(local, ctx.store);
+    noteRecords(local, ctx.store);
     paint(state, ctx);
     local.follow.setAttribute("aria-pressed", String(local.span.follow));
     local.canvas.setAttribute("aria-label", this.summary(state, ctx));
