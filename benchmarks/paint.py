@@ -36,7 +36,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-SIZE = (1500, 2200)  # px; all panels are on screen
+WIDTH, TALL = 1500, 6000  # px; the page is made as tall as its panels once they are drawn
 FILE = Path(__file__).parent / "results" / "paint.json"
 
 STREAMS, STEPS = 8, 625  # 5,000 cells
@@ -165,6 +165,11 @@ window.open_ = (traits, snapshot) => {
   window.view = document.querySelector(".allm").__asyncllm_debug;
 };
 
+const local = (name) => view.places.find((one) => one.panel.name === name).ctx.local;
+
+/** Have the panels drawn the snapshot? */
+window.drawn = () => Boolean(local("states").row && local("timeline").span?.last > 1);
+
 window.feed = async (deltas, interval) => {
   const messages = deltas.map(pack);
   const found = { frame: [], following: [], script: [], long_tasks: [] };
@@ -184,7 +189,7 @@ window.feed = async (deltas, interval) => {
     port2.postMessage(0); // handled after the frame
     requestAnimationFrame(() => note(found.following));
   };
-  const start = performance.now() + interval;
+  const start = performance.now() + 5 * interval; // the page has come to rest
   for (const [index, message] of messages.entries()) {
     const due = start + index * interval;
     await new Promise((done) => setTimeout(done, Math.max(0, due - performance.now())));
@@ -194,7 +199,6 @@ window.feed = async (deltas, interval) => {
   while (found.following.length < messages.length) await new Promise(requestAnimationFrame);
   await new Promise((done) => setTimeout(done, interval));
   observer.disconnect();
-  const local = (name) => view.places.find((one) => one.panel.name === name).ctx.local;
   const { first, last } = local("timeline").span;
   found.cells = view.store.steps.slice(first, last).reduce((sum, { record }) => sum + record.rows.length, 0);
   const [blocks, heads] = local("states").row.shape;
@@ -212,25 +216,26 @@ def measure(page: Any, heads: int) -> Painted:
     code = bundle("entry", panels).replace("export default", "const widget =")
     page.set_content(PAGE.format(style=style(), code=code, feed=FEED))
     choices = {"timeline.zoom": 1, "states.request": 1}  # 2 px a step
-    traits = {"panels": panels, "pin": "", "theme": "light", "choices": choices}
+    traits = {"panels": list(panels), "pin": "", "theme": "light", "choices": choices}
     steps = [record for n in range(1, STEPS + 1) for record in step(n)]
     records = [*beginning(), *steps, states(STEPS, heads)]
     layers = {"attention_layers": [*range(LAYERS)], "linear_layers": [*range(LAYERS)]}
     pool = {"page_tokens": 16, "pages": 4096, "slots": 64}
     meta = {"name": "made up", "model": "made up", **pool, **layers}
     first = {"type": "snapshot", "part": 0, "parts": 1, "first": 0, "records": records, "meta": meta}
-    page.wait_for_function("window.open_")
-    page.evaluate("([traits, snapshot]) => open_(traits, snapshot)", [traits, first])
-    page.wait_for_function("number => view.store.next >= number && view.painted > 2", arg=len(records))
+    page.evaluate("text => open_(...JSON.parse(text))", json.dumps([traits, first]))
+    page.wait_for_function("() => drawn()")
+    height = page.evaluate("() => Math.ceil(view.root.getBoundingClientRect().bottom) + 100")
+    page.set_viewport_size({"width": WIDTH, "height": height})
     deltas, at = [], len(records)
     for n in range(STEPS + 1, STEPS + 1 + UPDATES):
         new = [*step(n), states(n, heads)]
         deltas.append({"type": "delta", "first": at, "records": new})
         at += len(new)
-    found = page.evaluate("([deltas, interval]) => feed(deltas, interval)", [deltas, INTERVAL])
+    found = page.evaluate("text => feed(...JSON.parse(text))", json.dumps([deltas, INTERVAL]))
     faults = found.pop("faults")
-    assert not faults, faults
-    assert len(found["frame"]) == UPDATES and found["cells"] >= STREAMS * STEPS
+    assert not faults and len(found["frame"]) == UPDATES, faults
+    page.close()
     return Painted(**found)
 
 
@@ -290,7 +295,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         about["versions"] |= {"chromium": browser.version, "playwright": version("playwright")}
-        size: Any = {"width": SIZE[0], "height": SIZE[1]}
+        size: Any = {"width": WIDTH, "height": TALL}
         runs = [measure(browser.new_page(viewport=size), heads) for heads in (2, 8)]
         browser.close()
     sizes = opening_bytes()
