@@ -22,15 +22,26 @@ def chat_prompt(
 ) -> list[int]:
     """Token ids of a conversation; a string is what the user says.
 
-    Raises ValueError if the model has no tokenizer or no chat template.
+    Raises ValueError if the model has no tokenizer or no chat template, TypeError for anything else.
     """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    said = _messages(messages)
     if system is not None:
-        messages = [{"role": "system", "content": system}, *messages]
-    if not messages:
+        said.insert(0, {"role": "system", "content": system})
+    if not said:
         raise ValueError("chat_prompt needs at least one message")
-    return codec.encode(_render(codec, list(messages), generation_prompt, template_args))
+    return codec.encode(_render(codec, said, generation_prompt, template_args))
+
+
+def _messages(messages: object) -> list[Message]:
+    """A new list of messages; a string is one of the user's. Raises TypeError."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if isinstance(messages, Sequence) and all(isinstance(m, dict) and "role" in m for m in messages):
+        return list(messages)
+    raise TypeError(
+        'chat_prompt takes text, or messages like {"role": "user", "content": "Hello"}, '
+        f"not {messages!r:.80}"
+    )
 
 
 def turn(codec: Codec, text: str, role: str) -> list[int]:

@@ -29,7 +29,7 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def check(kwargs: dict[str, Any]) -> None:
         for name in kwargs:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1, 0.4)
+                near = difflib.get_close_matches(name, known, 1, 0.55)
                 hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
                 shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                 raise TypeError(f"{shown}() has no keyword {name!r}: {hint}")
@@ -49,6 +49,16 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise TypeError or ValueError unless `value` is a whole number of 1 or more, or None."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, 1 or more, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
 def token_ids(inputs: Inputs, codec: Codec, vocab_size: int) -> list[int]:

@@ -29,7 +29,7 @@ from .engine.text import StopRule
 from .engine.trace import Trace
 from .engine.transactions import Transaction
 from .engine.views import NO_KEPT_LOGITS, check_block, check_length, check_view, check_write
-from .inputs import Inputs, choice_ids, known_keywords, token_ids
+from .inputs import Inputs, check_count, choice_ids, known_keywords, token_ids
 from .models import resolve
 from .notebook import close_earlier, install_displays, remember
 from .snapshots import snapshot, stats
@@ -114,11 +114,14 @@ class AsyncLLM:
         self._engine.check_usable()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"a block's name is a string, not {name!r}")
+        if name == "":
+            raise ValueError("a block's name is not empty; leave it out to have one chosen")
         return self._engine.make_block(name, self._engine.current_transaction())
 
     async def create_blocks(self, *names: str | int) -> list[CacheBlock]:
         """New, empty blocks: ``create_blocks(3)`` or ``create_blocks("prompt", "thinker")``."""
         if len(names) == 1 and isinstance(names[0], int):
+            check_count("the number of blocks", names[0])
             return [await self.create_block() for _ in range(names[0])]
         if not names or not all(isinstance(name, str) for name in names):
             raise TypeError("create_blocks takes a number, or the names of the blocks")
@@ -306,8 +309,7 @@ class AsyncLLM:
         """
         engine = self._engine
         engine.check_open()
-        if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
-            raise ValueError(f"max_tokens must be 1 or more, or None for no limit, not {max_tokens}")
+        check_count("max_tokens", max_tokens)
         ids = None
         if inputs is not None:
             ids = token_ids(inputs, engine.codec, engine.config.vocab_size)

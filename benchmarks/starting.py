@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from .rounds import Compared, in_turns
 
@@ -75,6 +78,7 @@ async def _run(code: str, argument: str) -> tuple[float, float]:
         *(sys.executable, "-c", code, argument),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
     out, errors = await process.communicate()
     if process.returncode != 0:

@@ -113,7 +113,7 @@ def markdown(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     about = (
         f"{machine['date']}, {machine['processor']} ({machine['vector_instructions']}), "
-        f"{machine['cores']} cores, {machine['threads']} threads, load before the run "
+        f"cores: {machine['cores']}, threads: {machine['threads']}, load before the run "
         f"{machine['load']}; {versions}."
     )
     lines = [HEADER, ("---",) * len(HEADER), *rows(results)]

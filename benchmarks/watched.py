@@ -2,7 +2,7 @@
 
 Knows the API and the messages between kernel and view. The page is a stand-in in this process that
 answers as a browser does; what a widget sends is serialised as a kernel serialises it. How long a browser
-paints is measured by a test in a real one.
+paints is what `benchmarks.paint` measures in a real one.
 
     python -m benchmarks.watched [model] [rounds]
 """

@@ -209,6 +209,8 @@ def build_engine(
     config = ModelConfig.from_folder(folder)
     chosen = choose_device(device)
     chosen_dtype = choose_dtype(dtype, config, chosen)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, not {seed!r}")
     if max_batch_tokens is None:
         max_batch_tokens = MAX_BATCH_TOKENS[chosen.type]
     if max_batch_tokens < 1:

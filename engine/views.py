@@ -62,7 +62,7 @@ def check_view(
     elif isinstance(cache_view, CacheBlock) or inspect.isawaitable(cache_view):
         blocks = [check_block(engine, cache_view)]
     elif isinstance(cache_view, Iterable) and not isinstance(cache_view, str | bytes):
-        blocks = [check_block(engine, b, "a list of blocks") for b in cache_view]
+        blocks = [check_block(engine, b, "a view holds blocks: a block") for b in cache_view]
         if not blocks and write_to is None:
             raise ValueError("cache_view is empty: name the blocks to read, or leave it out for a new block")
     else:

@@ -104,6 +104,11 @@ INPUTS: dict[str, tuple[Wrong, type[Exception], str]] = {
 OPTIONS: dict[str, tuple[Wrong, type[Exception], str]] = {
     "max_tokens 0": (lambda d: d.llm.generate([5], max_tokens=0), ValueError, "max_tokens"),
     "max_tokens -1": (lambda d: d.llm.generate([5], max_tokens=-1), ValueError, "max_tokens"),
+    "max_tokens 2.5": (lambda d: d.llm.generate([5], max_tokens=2.5), TypeError, "max_tokens"),
+    "temperature as text": (lambda d: d.llm.generate([5], temperature="1"), TypeError, "temperature"),
+    "messages without a role": (lambda d: d.llm.chat_prompt([{"text": "x"}]), TypeError, "role"),
+    "no blocks": (lambda d: d.llm.create_blocks(0), ValueError, "number of blocks"),
+    "a block without a name": (lambda d: d.llm.create_block(""), ValueError, "name"),
     "temperature": (lambda d: d.llm.generate([5], temperature=-1.0), ValueError, "temperature"),
     "temperature nan": (
         lambda d: d.llm.generate([5], temperature=float("nan")),

@@ -20,13 +20,25 @@ export function signed(value) {
   return [...colour, 255 * Math.min(1, Math.abs(value))];
 }
 
+const LEVELS = 255; // as many strengths as a pixel can have, on either side of zero
+
+/** The colours of −1 … 1 as whole pixels: calling colourOf for each of them would be most of the time. */
+function pixelsOf(colourOf) {
+  const bytes = new Uint8ClampedArray(4 * (2 * LEVELS + 1));
+  for (let level = -LEVELS; level <= LEVELS; level++) bytes.set(colourOf(level / LEVELS), 4 * (level + LEVELS));
+  return new Uint32Array(bytes.buffer);
+}
+
 /** Paint rows × columns values into a rectangle. valueAt(row, column) -> number; colourOf(number) -> rgba. */
 export function paintHeat(context, box, rows, columns, valueAt, colourOf) {
   if (!rows || !columns) return;
   const image = new ImageData(columns, rows);
+  const [pixels, target] = [pixelsOf(colourOf), new Uint32Array(image.data.buffer)];
   for (let row = 0; row < rows; row++)
-    for (let column = 0; column < columns; column++)
-      image.data.set(colourOf(valueAt(row, column)), 4 * (row * columns + column));
+    for (let column = 0; column < columns; column++) {
+      const value = Math.max(-1, Math.min(1, valueAt(row, column)));
+      target[row * columns + column] = pixels[Math.round(value * LEVELS) + LEVELS];
+    }
   const small = document.createElement("canvas");
   Object.assign(small, { width: columns, height: rows });
   small.getContext("2d").putImageData(image, 0, 0);
