@@ -1,6 +1,6 @@
 """One step as flat integer tensors: all that the model and its kernels get to see of blocks and views.
 
-Knows torch. Knows nothing about requests, coroutines or who owns a page; `runner` fills it in.
+Knows torch. Knows nothing about requests, coroutines or who owns a page; `layout` fills it in.
 """
 
 from __future__ import annotations
@@ -77,7 +77,3 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return self.token_ids.shape[0]
-
-    @property
-    def num_requests(self) -> int:
-        return self.row_start.shape[0] - 1

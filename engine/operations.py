@@ -19,7 +19,6 @@ from .views import freed_error
 if TYPE_CHECKING:
     from .engine import Engine
 
-Apply = Callable[[], Any]
 
 
 async def perform(engine: Engine, operation: Operation) -> bool:

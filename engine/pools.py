@@ -28,10 +28,6 @@ class Pool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_used(self) -> int:
-        return self.size - len(self._free)
-
     def take(self) -> int:
         """A free number with one reference. The caller has checked `num_free`."""
         assert self._free, f"no free {self.what}: admission did not check"

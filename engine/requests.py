@@ -83,7 +83,6 @@ class Encoding(Request):
     siblings: tuple[Encoding, ...] = ()  # probes that must read the same snapshot start together
 
     snapshot: tuple[BlockState, ...] | None = None
-    view_versions: tuple[int, ...] = ()
     draft: Draft | None = None
     num_done: int = 0
     served: int = 0  # number of the last step that had a chunk of it
