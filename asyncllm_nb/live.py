@@ -34,8 +34,8 @@ INTERVAL = 0.1  # s between two updates
 _current: weakref.WeakKeyDictionary[Any, dict[str, LiveHTML[Any]]] = weakref.WeakKeyDictionary()
 """The display of each object, by kind: showing it again retires the earlier one."""
 
-_unrecorded: set[LiveHTML[Any]] = set()
-"""Displays that changed or were updated since the last cell ended."""
+_unrecorded: dict[LiveHTML[Any], None] = {}
+"""Displays that changed or were updated since the last cell ended, in that order (a set has none)."""
 
 _numbers = itertools.count(1)
 
@@ -120,7 +120,7 @@ class LiveHTML(Generic[S]):
         loop = self._loop
         if loop is None or self.retired or self._timer is not None:
             return
-        _unrecorded.add(self)
+        _unrecorded[self] = None
         delay = max(self._last_sent + self._interval - loop.time(), 0.0)
         self._timer = loop.call_later(delay, self._update)
 
@@ -151,7 +151,7 @@ class LiveHTML(Generic[S]):
             logging.getLogger(__name__).exception("cannot update display %s", self._display_id)
             self.retired = True
         else:
-            _unrecorded.add(self)
+            _unrecorded[self] = None
 
     def record(self) -> None:
         """Send the newest picture on behalf of the cell that ends now."""
