@@ -1,0 +1,166 @@
+"""The seeded tasks: answers that another reader agrees with, corrections, and what is held out."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from task_reader import NUMBERS, compute, solve, warns
+
+from asyncllm_nb.tasks import (
+    KINDS,
+    Problem,
+    Utterance,
+    calling,
+    examples,
+    held_out,
+    make_example,
+    make_log,
+    make_problem,
+    make_utterance,
+    parse_answer,
+    pieces,
+    thinking,
+)
+from asyncllm_nb.tasks.calling import make_sum
+from asyncllm_nb.tasks.pieces import Keyed
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def problems(count: int, seed: str, chains: int = 1) -> Iterator[Problem]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield make_problem(rng, (chains + 1, 6), chains)
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_answers_are_those_of_another_reader(chains: int) -> None:
+    for problem in problems(1000, "answers", chains):
+        values = solve(problem.text)
+        assert [values[entity] for entity in problem.entities] == list(problem.values), problem.text
+        assert values["?"] == problem.answer == parse_answer(problem.answer_sentence)
+        assert all(1 <= value <= 199 for value in problem.values)
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_corrections_change_one_number_and_the_answer(chains: int) -> None:
+    rng = random.Random("corrections")
+    for problem in problems(1000, "corrected", chains):
+        correction = problem.corrected(rng)
+        values = solve(f"{problem.text}\n{correction.text}")
+        assert values["?"] == correction.problem.answer != problem.answer
+        assert [values[entity] for entity in problem.entities] == list(correction.problem.values)
+        changed = [a != b for a, b in zip(problem.numbers, correction.problem.numbers, strict=True)]
+        assert [place for place, is_new in enumerate(changed) if is_new] == [correction.index]
+
+
+def test_quantities_say_what_the_text_says() -> None:
+    for problem in problems(63, "quantities"):
+        assert problem.text == " ".join([*(q.sentence for q in problem.quantities), problem.question])
+        shorts = ", ".join(quantity.short for quantity in problem.quantities)
+        assert problem.thinking[-1] == f"Check: {shorts}."
+        assert problem.quantities[-1].entity == problem.entity
+
+
+def test_make_problem_rejects_what_cannot_be_made() -> None:
+    rng = random.Random(0)
+    for steps, chains in (((0, 3), 1), ((3, 7), 1), ((5, 3), 1), ((1, 3), 2), ((3, 6), 3)):
+        with pytest.raises(ValueError, match=r"steps|chains"):
+            make_problem(rng, steps, chains)
+
+
+def test_logs_warn_as_another_reader_does() -> None:
+    rng = random.Random("logs")
+    fired = 0
+    for number in range(1000):
+        log = make_log(rng, 1 + number % 13)
+        expected = [warns(log.rule, line) for line in log.lines]
+        assert list(log.answers) == expected
+        assert [why.endswith("so warn.") for why in log.explanations] == expected
+        times = [line[:5] for line, fires in zip(log.lines, expected, strict=True) if fires]
+        assert re.findall(r"\d\d:\d\d", log.verdict) == times
+        assert all(a[:5] < b[:5] for a, b in pairwise(log.lines))
+        fired += sum(expected)
+    assert 0.25 < fired / sum(1 + number % 13 for number in range(1000)) < 0.5
+    with pytest.raises(ValueError, match="at least one line"):
+        make_log(rng, 0)
+
+
+def test_utterances_are_complete_at_their_end_only_and_answered_right() -> None:
+    rng = random.Random("speech")
+    for _ in range(1000):
+        utterance = make_utterance(rng)
+        assert utterance.complete == (False,) * (len(utterance.words) - 1) + (True,)
+        assert utterance.answer == f"It is {NUMBERS[compute(utterance.text)]}."
+        said, other = utterance.changed(rng)
+        assert isinstance(other, Utterance) and said.startswith("no wait, ") and said.endswith("?")
+        left = next(word for word in utterance.words if word in NUMBERS)
+        assert other.answer == f"It is {NUMBERS[compute(f'{left} {said}')]}.", (utterance.text, said)
+
+
+def test_nothing_that_is_held_out_is_in_the_training_texts() -> None:
+    rng = random.Random("held out")
+    makers = (
+        lambda wanted: make_problem(rng, (2, 6), 2, held_out=wanted),
+        lambda wanted: make_log(rng, 3, held_out=wanted),
+        lambda wanted: make_utterance(rng, held_out=wanted),
+        lambda wanted: make_sum(rng, held_out=wanted),
+    )
+    for make in makers:
+        for wanted in (True, False):
+            assert all(held_out(make(wanted)) == wanted for _ in range(63))
+    for problem in problems(1000, "kept apart"):
+        assert held_out(problem) or not held_out(problem.corrected(rng).problem)
+
+
+def test_every_training_text_is_made_of_what_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def watched(make: Callable[..., Keyed]) -> Callable[..., Keyed]:
+        def call(*args: Any, **options: Any) -> Keyed:
+            item = make(*args, **options)
+            made.append(held_out(item))
+            return item
+
+        return call
+
+    for module in (thinking, calling, examples):
+        for name in ("make_problem", "make_sum", "make_log", "make_utterance"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    monkeypatch.setattr(pieces, "HELD_OUT_ONE_IN", 2)
+    rng = random.Random("training")
+    for number in range(700):
+        make_example(rng, KINDS[number % len(KINDS)])
+    assert len(made) >= 700 and not any(made)
+
+
+def test_one_instance_in_fifty_is_held_out_however_it_is_worded() -> None:
+    share = sum(map(held_out, problems(5000, "share"))) / 5000
+    assert 0.01 < share < 0.03
+    rng = random.Random("words")
+    for _ in range(100):
+        spoken = make_utterance(rng)
+        assert set(spoken.key.split()) <= set(spoken.words)  # fillers do not count
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("The green box holds 38 coins.", 38), ("12, then 7", 7), ("It is -3.", -3), ("no", None), ("", None)],
+)
+def test_parse_answer_takes_the_last_number(text: str, answer: int | None) -> None:
+    assert parse_answer(text) == answer
+
+
+def test_the_tasks_load_no_tensors() -> None:
+    code = "import sys, asyncllm_nb.tasks; print({'torch', 'numpy', 'IPython'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()", done.stderr
