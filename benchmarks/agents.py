@@ -62,13 +62,16 @@ async def views_of(llm: AsyncLLM, coroutines: int) -> list[list[Any]]:
     return [[prompt, own[(i + 1) % len(own)], own[i]] for i in range(coroutines)]
 
 
-async def decode(llm: AsyncLLM, coroutines: int, steps: int, warm_up: int = 8) -> dict[str, float]:
-    """Tokens per second of `coroutines` greedy streams, counted while all of them run."""
+async def decode(
+    llm: AsyncLLM, coroutines: int, steps: int, warm_up: int = 8, **sampling: Any
+) -> dict[str, float]:
+    """Tokens per second of `coroutines` streams, counted while all of them run. `sampling`: options of
+    `generate`; without them streams are greedy."""
     views = await views_of(llm, coroutines)
     times: list[list[float]] = [[] for _ in views]
 
     async def stream(index: int) -> None:
-        async for _ in llm.generate([index + 7], views[index], max_tokens=warm_up + steps):
+        async for _ in llm.generate([index + 7], views[index], max_tokens=warm_up + steps, **sampling):
             times[index].append(time.perf_counter())
 
     await asyncio.gather(*(stream(i) for i in range(coroutines)))

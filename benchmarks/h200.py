@@ -80,6 +80,26 @@ async def users(_: Results) -> Any:
     return found
 
 
+async def sampled(_: Results) -> Any:
+    """Tokens per second of streams at temperature 0.7 beside greedy ones: with the filters that are
+    usual, and with none. Random weights give flat distributions, which is the worst case without."""
+    kinds: dict[str, Results] = {
+        "greedy": {},
+        "filtered": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+        "unfiltered": {"temperature": 0.7},
+    }
+    found: Results = {}
+    with agents.random_engine(max_blocks=110, cache_tokens=120_000) as llm:
+        for count in COROUTINES:
+            found[str(count)] = {}
+            for kind, options in kinds.items():
+                await agents.decode(llm, count, 8, **options)
+                found[str(count)][kind] = await agents.decode(llm, count, 64, **options)
+            print(f"sampled {count}: {found[str(count)]}", flush=True)
+        await llm.close()
+    return found
+
+
 async def prefill(results: Results) -> Any:
     """Tokens per second of one forward, and latencies while a long one and decodes run."""
     rate = results.get("ceilings", {}).get("matrix_tflop_s") or gpu_steps.ceilings()["matrix_tflop_s"]
@@ -101,6 +121,7 @@ PARTS: dict[str, Part] = {
     "ceilings": ceilings,
     "steps": steps,
     "users": users,
+    "sampled": sampled,
     "prefill": prefill,
     "transformers": transformers,
 }
@@ -126,6 +147,12 @@ def table(results: Results) -> str:
         row("through `generate`", lambda n: f"{decode[str(n)]['tokens_per_s']:.0f}")
         row("between two tokens, ms, p50", lambda n: f"{decode[str(n)]['gap_ms_p50']:.2f}")
         row("... p95", lambda n: f"{decode[str(n)]['gap_ms_p95']:.2f}")
+    if "sampled" in results:
+        for kind in ("filtered", "unfiltered"):
+            row(
+                f"at temperature 0.7, {kind}, tokens/s",
+                lambda n, kind=kind: f"{results['sampled'][str(n)][kind]['tokens_per_s']:.0f}",
+            )
     if "transformers" in results:
         beside = results["transformers"]["decode"]
         row("transformers, tokens/s", lambda n: f"{beside[str(n)]['tokens_per_s']:.0f}")

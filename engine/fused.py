@@ -24,6 +24,7 @@ from ..kernels.gdn_triton import LayerSizes, SingleRows, gated_delta_single_rows
 from ..kernels.pointwise_triton import add_and_norm, silu_and_multiply
 from ..kernels.rotary_triton import Angles, angles, norm_turn_store
 from .config import ModelConfig
+from .looks import Looks
 from .memory import CacheTensors
 from .model import Decoder
 from .packed import Grouping
@@ -64,13 +65,14 @@ class FusedDecoder:
         queries = FEW_QUERIES if num_rows <= DECODE_ROWS else MANY_QUERIES
         return Grouping(self.config.num_kv_heads, max(1, queries // columns), self.processors)
 
-    def forward(self, fields: Fields, cache: CacheTensors, group: int) -> Tensor:
+    def forward(self, fields: Fields, cache: CacheTensors, group: int, looks: Looks | None = None) -> Tensor:
         """Run a step. -> float32 [M, vocab]: the logits of the field `logit_rows`.
 
-        `group`: as the step's items were made. Padding rows give garbage and write nothing.
+        `group`: as the step's items were made. Padding rows give garbage and write nothing. `looks`, if
+        given, keeps what attention's kernels make on the way.
         """
         eps, weights = self.config.norm_eps, self.weights
-        step = _Step(self, fields, group)
+        step = _Step(self, fields, group, looks)
         attention_memory = zip(cache.keys, cache.values, strict=True)
         linear_memory = zip(cache.pairs, cache.conv_rows, strict=True)
         hidden = F.embedding(fields["token_ids"], weights.embedding)
@@ -115,6 +117,9 @@ class FusedDecoder:
             group=step.group,
             programs=2 * self.processors,
         )
+        if step.looks is not None:
+            step.looks.queries.append(queries)
+            step.looks.stats.append(stats)
         gate = qkv[:, config.query_size : 2 * config.query_size] if has_gate else None
         return merge(sums, stats, step.items, gate, x.shape[0], x.dtype)
 
@@ -163,9 +168,10 @@ class FusedDecoder:
 class _Step:
     """What all layers share in one forward pass."""
 
-    def __init__(self, decoder: FusedDecoder, fields: Fields, group: int) -> None:
+    def __init__(self, decoder: FusedDecoder, fields: Fields, group: int, looks: Looks | None = None) -> None:
         self.fields = fields
         self.group = group
+        self.looks = looks
         rotary = decoder.rotary
         self.key_angles: Angles = angles(fields["store_positions"], rotary)
         self.entry_angles: Angles = angles(

@@ -180,12 +180,12 @@ class Instruments:
         engine.check_usable()
         reader = current_transaction(engine)
         states = [visible_state(block._record, reader) for block in view]
-        slots = [state.slot for state in states]
+        sources = [(state.slot, state.num_rows) for state in states]
         for state in states:
             engine.memory.hold(state)
         self.held += states
         try:
-            work = engine.executor.submit(engine.runner.read_states, slots, [layer])
+            work = engine.executor.submit(engine.runner.read_states, sources, [layer])
             found = await asyncio.wrap_future(work)
         finally:
             for state in states:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.inspection import SeenSegment, attention_weights, carried_parts, transition_norms
-from .batch import PAGE_TOKENS, Batch
+from .batch import CONV_ROWS, PAGE_TOKENS, Batch
+from .boundary import BoundaryCache, Source, whole_pairs
 from .config import FULL_ATTENTION, ModelConfig
 from .layout import Part
 from .memory import CacheTensors
@@ -35,6 +36,11 @@ class Wanted:
     norms: bool = False  # of the transitions of all blocks in a view, per layer and head
     tokens: bool = False  # attention to single tokens, per layer and head
     layers: frozenset[int] = frozenset()  # the state after the view, block by block
+
+    @property
+    def looks(self) -> bool:
+        """Is anything wanted that attention leaves behind only if it is asked to?"""
+        return self.shares or self.tokens
 
     def __or__(self, other: Wanted) -> Wanted:
         return Wanted(
@@ -75,12 +81,20 @@ class PartReading:
 
 
 class Measurement:
-    """Collects what is wanted of one step: lists for the decoder to fill, readings afterwards."""
+    """Collects what is wanted of one step: lists for the decoder to fill (or what fused
+    kernels kept), readings afterwards."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.shares: list[Tensor] | None = [] if wanted.shares else None
         self.queries: list[Tensor] | None = [] if wanted.tokens else None
+        self._has_last_rows_only = False
+
+    def saw(self, shares: Tensor, queries: Tensor) -> None:
+        """Take what fused kernels kept: of each part its last row only, [L_a, R, ...]."""
+        self.shares = list(shares) if self.wanted.shares else None
+        self.queries = list(queries) if self.wanted.tokens else None
+        self._has_last_rows_only = True
 
     def readings(
         self, parts: Sequence[Part], batch: Batch, decoder: Decoder, cache: CacheTensors
@@ -88,10 +102,12 @@ class Measurement:
         """One reading per part, after the forward pass. Runs under inference mode."""
         config, wanted = decoder.config, self.wanted
         last = batch.row_start[1:] - 1
+        if self._has_last_rows_only:
+            last = torch.arange(len(parts), device=last.device)
         row_shares = _stacked_rows(self.shares, last)  # [L_a, R, blocks, H]
         row_queries = _stacked_rows(self.queries, last)  # [L_a, R, H, D]
-        slots = [_slots(part) for part in parts]
-        norms = _norms(cache, slots) if wanted.norms and config.is_hybrid else None
+        sources = [_sources(part) for part in parts]
+        norms = _norms(decoder, cache, sources) if wanted.norms and config.is_hybrid else None
         layers = sorted(set(linear_layers(config)) & wanted.layers)
         host_shares = None if row_shares is None else row_shares.cpu().numpy()
         seen = _Seen(batch) if row_queries is not None else None
@@ -107,7 +123,7 @@ class Measurement:
                     shares=None if host_shares is None else host_shares[:, index, :blocks].copy(),
                     norms=None if norms is None else norms[index],
                     weights=weights,
-                    states=read_states(config, cache, slots[index], layers),
+                    states=read_states(decoder, cache, sources[index], layers),
                 )
             )
         return found
@@ -124,22 +140,32 @@ def linear_layers(config: ModelConfig) -> list[int]:
 
 
 def read_states(
-    config: ModelConfig, cache: CacheTensors, slots: Sequence[int], layers: Collection[int]
+    decoder: Decoder, cache: CacheTensors, sources: Sequence[Source], layers: Collection[int]
 ) -> dict[int, Floats]:
-    """Each block's part of the state after a view whose blocks have `slots`, per wanted layer.
+    """Each block's part of the state after a view whose blocks have these slots, per wanted layer.
 
     -> layer -> [B, H, d_v, d_k].
     """
     if not layers:
         return {}
-    index = torch.tensor(slots, dtype=torch.int64, device=cache.pairs.device)
-    numbers = linear_layers(config)
-    return {layer: carried_parts(cache.pairs[numbers.index(layer)], index).cpu().numpy() for layer in layers}
+    index = torch.arange(len(sources), device=cache.pairs.device)
+    numbers = linear_layers(decoder.config)
+    pairs = {layer: _pairs(decoder, cache, numbers.index(layer), sources) for layer in layers}
+    return {layer: carried_parts(pairs[layer], index).cpu().numpy() for layer in layers}
 
 
-def _slots(part: Part) -> list[int]:
-    """Slots of the view's blocks after the step, the written one last."""
-    return [*(state.slot for state in part.view), part.draft.slot]
+def _pairs(decoder: Decoder, cache: CacheTensors, layer: int, sources: Sequence[Source]) -> Tensor:
+    """What the blocks of a view do to a state: [B, H, d_k + d_v, d_k]. `layer`: among those with states."""
+    if isinstance(cache, BoundaryCache):
+        return whole_pairs(decoder.config, decoder.weights, cache, layer, sources)
+    index = torch.tensor([slot for slot, _ in sources], dtype=torch.int64, device=cache.pairs.device)
+    return cache.pairs[layer].index_select(0, index)
+
+
+def _sources(part: Part) -> list[Source]:
+    """Slots and numbers of raw rows of the view's blocks after the step, the written one last."""
+    written = (part.draft.slot, min(CONV_ROWS, part.num_before + len(part.token_ids)))
+    return [*((state.slot, state.num_rows) for state in part.view), written]
 
 
 def _lengths(part: Part) -> tuple[int, ...]:
@@ -154,14 +180,20 @@ def _stacked_rows(layers: list[Tensor] | None, rows: Tensor) -> Tensor | None:
     return None if layers is None else torch.stack([x.index_select(0, rows) for x in layers])
 
 
-def _norms(cache: CacheTensors, slots: Sequence[Sequence[int]]) -> list[Floats]:
-    """Per view [L_g, B, H]; a slot that several views read is measured once."""
-    distinct = sorted({slot for view in slots for slot in view})
+def _norms(decoder: Decoder, cache: CacheTensors, views: Sequence[Sequence[Source]]) -> list[Floats]:
+    """Per view [L_g, B, H]; a slot that several views read is measured once, unless it differs in them."""
+    if isinstance(cache, BoundaryCache):
+        layers = range(cache.pairs.shape[0])
+        return [
+            torch.stack([transition_norms(_pairs(decoder, cache, i, view)) for i in layers]).cpu().numpy()
+            for view in views
+        ]
+    distinct = sorted({slot for view in views for slot, _ in view})
     place = {slot: index for index, slot in enumerate(distinct)}
     index = torch.tensor(distinct, dtype=torch.int64, device=cache.pairs.device)
     table = torch.stack([transition_norms(layer.index_select(0, index)) for layer in cache.pairs])
     host: Floats = table.cpu().numpy()
-    return [host[:, [place[slot] for slot in view]] for view in slots]
+    return [host[:, [place[slot] for slot, _ in view]] for view in views]
 
 
 class _Seen:

@@ -30,6 +30,19 @@ COUNTS = ("items", "singles")
 LAST_FIELD = "pages"
 """The field that varies most in length; behind the others, so that only its beginning is copied."""
 
+PADDING = {
+    "store_index": -1,
+    "many_row": -1,
+    "many_kept": -1,
+    "many_read": 0,
+    "many_write": 0,
+    "many_chain": 0,
+}
+"""What stands behind the contents of fields that say where to write, or what a request reads: nowhere,
+nothing. Starts (of rows, of chunks) stay at their last number. Other fields keep what they had."""
+
+STARTS = ("row_start", "many_start", "many_chunk", "many_request_chunk")
+
 ALIGNMENT = 4
 """Integers; kernels are compiled for addresses that are multiples of 16 bytes."""
 
@@ -163,16 +176,15 @@ class Capacities:
     def fill(self, buffer: npt.NDArray[np.int32], fields: Mapping[str, Integers]) -> int:
         """Write fields to `buffer`; -> how much of it, from the start, has to be copied.
 
-        Behind their contents fields keep what they had, except for those that say where to write:
-        padding stores nothing, and merges nothing.
+        Padding stores nothing, and merges nothing.
         """
         end = 0
         for name, shape, start in self.places():
             field, size = fields[name], prod(shape)
             room = buffer[start : start + size].reshape(shape)
-            if name == "store_index":
-                room[field.shape[0] :] = -1
-            elif name == "row_start":
+            if name in PADDING:
+                room[...] = PADDING[name]
+            elif name in STARTS:
                 room[field.shape[0] :] = field[-1]
             room[tuple(slice(length) for length in field.shape)] = field
             end = start + (len(field) if name == LAST_FIELD else size)

@@ -1,7 +1,8 @@
 """How a stream chooses its tokens: checked parameters, and the random number of each token.
 
-Knows numbers only; the arithmetic on logits is `kernels.sampling`. A token's random number depends on
-the stream's seed and on how many tokens it has yielded, never on what else ran or was drawn in vain.
+Knows numbers only, no logits; the arithmetic on those is `kernels.sampling`. A token's random number
+depends on the stream's seed and on how many tokens it has yielded, never on what else ran or was drawn
+in vain.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..kernels.sampling import MOST_FORBIDDEN, option_row
 from .text import Codec
 
 
@@ -54,6 +56,45 @@ class SamplingParams:
         if self.temperature == 0:
             return 0.0
         return float(np.random.default_rng([*self.seed, num_yielded]).random())
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a stream chooses the token after `num_yielded` ones."""
+
+    params: SamplingParams
+    num_yielded: int
+
+    @property
+    def uniform(self) -> float:
+        """The number in [0, 1) that chooses it."""
+        return self.params.uniform(self.num_yielded)
+
+    @property
+    def fits_in_step(self) -> bool:
+        """Can a step on a GPU draw it, without the CPU in between?"""
+        return len(self.params.forbidden) <= MOST_FORBIDDEN
+
+    @property
+    def following(self) -> Choice:
+        """How the token behind this one is chosen."""
+        return Choice(self.params, self.num_yielded + 1)
+
+    @property
+    def options(self) -> list[float]:
+        """The row of options that `kernels.sampling` takes."""
+        params = self.params
+        return option_row(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=self.uniform,
+            forbidden=params.forbidden,
+        )
+
+
+MOST_PROBABLE = Choice(SamplingParams(), 0)
 
 
 def stream_seed(seed: int | None, engine_seed: int, num_streams: int) -> tuple[int, ...]:

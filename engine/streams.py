@@ -20,7 +20,7 @@ from torch import Tensor
 from .blocks import CacheBlock
 from .continuing import view_span
 from .runner import Draw
-from .sampling import SamplingParams
+from .sampling import Choice, SamplingParams
 from .text import IncrementalDecoder, StopRule
 from .transactions import Transaction, may_write
 
@@ -318,7 +318,7 @@ class TokenStream:
 
     def next_draw(self) -> Draw:
         """How its next token is drawn: from the logits that it has, else from those of the step."""
-        return Draw(self.sampling, self.sampling.uniform(len(self._ids)), self._logits)
+        return Draw(Choice(self.sampling, len(self._ids)), self._logits)
 
     @property
     def asking(self) -> bool:

@@ -118,6 +118,22 @@ def _shares(share: Tensor, plan: AttentionPlan) -> Tensor:
     return table.permute(1, 2, 0, 3).flatten(2)
 
 
+def block_shares(stats: Tensor, row: Tensor, block: Tensor, rows: int, blocks: int) -> Tensor:
+    """Shares of attention per block, from partial results: float32 [L, rows, blocks, H].
+
+    `stats` [L, 2, E, H]: peaks (in powers of 2) and totals of E partial results, as the fused kernels
+    leave them; `row`, `block` [E] int64: whose each is. Sums to 1 over blocks; each row has a result.
+    """
+    peak, total = stats.unbind(1)
+    layers, entries, heads = peak.shape
+    index = row[None, :, None].expand(layers, entries, heads)
+    top = peak.new_full((layers, rows, heads), -torch.inf).scatter_reduce_(1, index, peak, "amax")
+    weight = total * (peak - top.index_select(1, row)).exp2_()
+    cells = peak.new_zeros((layers, rows * blocks, heads)).index_add_(1, row * blocks + block, weight)
+    table = cells.view(layers, rows, blocks, heads)
+    return table / table.sum(2, keepdim=True)
+
+
 def _joined(parts: tuple[Tensor, ...]) -> Tensor:
     """The partial results of all buckets, bucket after bucket."""
     return torch.cat(parts, dim=1)

@@ -33,7 +33,11 @@ PREPARE_WARPS, PASS_WARPS = 2, 4
 
 
 class ManyRows(NamedTuple):
-    """R requests of several rows, n rows in all, request after request; int32 on the device."""
+    """R requests of several rows, n rows in all, request after request; int32 on the device.
+
+    Padding: rows of the step that are -1 give nothing, chunks and requests may be empty, and what is
+    to be written to slot 0 is not.
+    """
 
     row: Tensor  # [n] row of the step
     windows: Tensor  # [n, 4] rows under each row's convolution, oldest first: a row of the step, or
@@ -141,7 +145,7 @@ def _convolve_rows(
     else:
         head = part - 2 * KEY_HEADS
         tl.store(value + (index * HEADS + head) * VALUE_DIM + element, y, mask=inside)
-        number = tl.load(row + index).to(tl.int64)
+        number = tl.maximum(tl.load(row + index), 0).to(tl.int64)
         gates = projected + number * width + CHANNELS + HEADS * VALUE_DIM + head
         b, a = tl.load(gates).to(tl.float32), tl.load(gates + HEADS).to(tl.float32)
         step = a + tl.load(dt_bias + head)
@@ -160,7 +164,7 @@ def _keep_rows(
     inside = channel < CHANNELS
     x = _tap(projected, conv_rows, kept + place, width, channel, inside, CHANNELS)
     slot = tl.load(write_slot + place // 3).to(tl.int64)
-    tl.store(conv_rows + (slot * 3 + place % 3) * CHANNELS + channel, x, mask=inside)
+    tl.store(conv_rows + (slot * 3 + place % 3) * CHANNELS + channel, x, mask=inside & (slot > 0))
 
 
 def gated_delta_many_rows(
@@ -326,6 +330,7 @@ def _pass(
         x_right = tl.dot(written_t, k, x_right * until_now, input_precision=PRECISION)
     if not is_state:
         slot = tl.load(write_slot + request).to(tl.int64)
+        exists = exists & (slot > 0)
         target = pairs + (slot * HEADS + head) * (PAIR * KEY_DIM) + offset[:, None] * KEY_DIM
         inside = exists[:, None] & (left < KEY_DIM)[None, :]
         tl.store(target + left[None, :], x_left, mask=inside)
@@ -355,6 +360,7 @@ def _gated_norm_rows(
     element = tl.arange(0, BLOCK)
     inside = element < DIM
     row = tl.load(rows + index).to(tl.int64)
+    inside = inside & (row >= 0)
     x = tl.load(read + (index * HEADS + head) * DIM + element, mask=inside, other=0.0)
     z = tl.load(projected + row * width + z_start + head * DIM + element, mask=inside, other=0.0)
     z = z.to(tl.float32)

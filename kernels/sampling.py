@@ -5,7 +5,8 @@ in, so a row's token does not depend on what other rows are drawn beside it.
 
 All three filters keep the most probable tokens, so what is kept is the beginning of the sorted
 order. Sorting a whole vocabulary costs more than a step of a small model, so the beginning is
-looked at first.
+looked at first. `sample_beginning` looks at no more than that and asks a GPU for no number, so it can
+be part of a recorded step; it says which rows it could not decide.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from torch import Tensor
 
 BEGINNING = 1024
 """Tokens that are sorted at first; rows that they do not decide are sorted whole."""
+
+OPTIONS = ("temperature", "top_k", "top_p", "min_p", "uniform")
+"""What stands in a row of options, in this order; behind that the forbidden ids."""
+
+MOST_FORBIDDEN = 16
+"""Forbidden ids that a row of options has room for."""
+
+OPTIONS_WIDTH = len(OPTIONS) + MOST_FORBIDDEN
 
 
 def sample(
@@ -50,6 +59,48 @@ def sample(
     return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
+def option_row(
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    uniform: float,
+    forbidden: Sequence[int],
+) -> list[float]:
+    """A row of options for `sample_beginning`: OPTIONS_WIDTH numbers, -1 where no id is forbidden.
+
+    At most MOST_FORBIDDEN ids.
+    """
+    assert len(forbidden) <= MOST_FORBIDDEN
+    padding = [-1.0] * (MOST_FORBIDDEN - len(forbidden))
+    return [temperature, float(top_k), top_p, min_p, uniform, *map(float, forbidden), *padding]
+
+
+def sample_beginning(logits: Tensor, options: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `sample` draws, as far as the most probable BEGINNING tokens decide it.
+
+    `logits` [n, vocab], `options` float64 [n, OPTIONS_WIDTH], rows as `option_row` makes them. -> ids
+    [n] int64, their float32 logprobs [n], and bool [n]: is it the token that `sample` draws? If not, the
+    id is one of the vocabulary and nothing more. Logits that are not finite change no other row.
+    """
+    logits = logits.float()
+    temperature, top_k, top_p, min_p, uniform = options[:, : len(OPTIONS)].unbind(1)
+    forbidden = options[:, len(OPTIONS) :].long()
+    added = logits.new_zeros(forbidden.shape).masked_fill_(forbidden >= 0, -torch.inf)
+    allowed = logits.scatter_add(1, forbidden.clamp(min=0), added)
+    is_cold = temperature <= 0
+    divisor = temperature.float().masked_fill(is_cold, 1.0)
+    scaled = (allowed - allowed.amax(-1, keepdim=True)) / divisor[:, None]
+    scaled.masked_fill_(is_cold[:, None], 0.0)
+    warm_ids, decided = _draw_beginning(
+        scaled, scaled.softmax(-1), top_k.long(), top_p.float(), min_p.float(), uniform.float()
+    )
+    ids = torch.where(is_cold, allowed.argmax(-1), warm_ids)
+    logprobs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
+    return ids, logprobs, decided | is_cold
+
+
 def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
     """The logits, with -inf at each row's forbidden ids."""
     places = [(row, token) for row, tokens in enumerate(forbidden) for token in tokens]
@@ -61,28 +112,33 @@ def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
 
 def _draw(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
     """Ids drawn from `logits` [n, vocab]: from the beginning of the order where that decides."""
-    vocab = logits.shape[1]
     probs = logits.softmax(-1)
-    top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
-    per_row = (probs.sum(-1, dtype=torch.float64), top_k, top_p, min_p, uniform)
-    # Equal logits stand in the order of their ids: sorted by id first, then by logit, stably.
-    tokens = logits.topk(min(BEGINNING, vocab), sorted=False).indices.sort().values
-    order = logits.gather(1, tokens).argsort(descending=True, stable=True)
-    tokens = tokens.gather(1, order)
-    rank, decided = _pick(probs.gather(1, tokens), vocab, *per_row)
-    ids = tokens.gather(1, rank[:, None])[:, 0]
+    ids, decided = _draw_beginning(logits, probs, top_k, top_p, min_p, uniform)
     rest = torch.nonzero(~decided)[:, 0]
     if rest.numel():
+        probs = probs[rest]
         tokens = logits[rest].argsort(descending=True, stable=True)
-        rank, _ = _pick(probs[rest].gather(1, tokens), vocab, *(x[rest] for x in per_row))
+        filters = (x[rest] for x in (top_k, top_p, min_p, uniform))
+        rank, _ = _pick(probs.gather(1, tokens), probs, *filters)
         ids[rest] = tokens.gather(1, rank[:, None])[:, 0]
     return ids
 
 
+def _draw_beginning(
+    logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ids drawn from the beginning of the order, and whether each is certain."""
+    # Equal logits stand in the order of their ids: sorted by id first, then by logit, stably.
+    tokens = logits.topk(min(BEGINNING, logits.shape[1]), sorted=False).indices.sort().values
+    order = logits.gather(1, tokens).argsort(descending=True, stable=True)
+    tokens = tokens.gather(1, order)
+    rank, decided = _pick(probs.gather(1, tokens), probs, top_k, top_p, min_p, uniform)
+    return tokens.gather(1, rank[:, None])[:, 0], decided
+
+
 def _pick(
     probs: Tensor,
-    vocab: int,
-    total: Tensor,
+    whole: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
@@ -90,10 +146,12 @@ def _pick(
 ) -> tuple[Tensor, Tensor]:
     """The rank drawn from the beginning of each row's sorted order, and whether it is certain.
 
-    `probs` [n, c], descending, are the beginning of `vocab` probabilities that sum to `total` [n],
-    float64. It decides unless a filter or the drawn number reaches beyond it.
+    `probs` [n, c], descending, are the beginning of the probabilities `whole` [n, vocab]. It decides
+    unless a filter or the drawn number reaches beyond it, or the token drawn has equals beyond it.
     """
-    count = probs.shape[1]
+    count, vocab = probs.shape[1], whole.shape[1]
+    total = whole.sum(-1, dtype=torch.float64)
+    top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     rank = torch.arange(count, device=probs.device)
     reached = probs.cumsum(-1, dtype=torch.float64)
     by_top_k = reached.gather(1, (top_k - 1).clamp(max=count - 1)[:, None])[:, 0]
@@ -106,7 +164,8 @@ def _pick(
     unfiltered = (top_k == vocab) & (top_p >= 1) & (min_p <= 0)
     mass = torch.where(unfiltered, total, (probs * keep).sum(-1, dtype=torch.float64))
     target = uniform * mass
-    chosen = torch.minimum((reached <= target[:, None]).sum(-1), keep.sum(-1) - 1)
+    chosen = torch.minimum((reached <= target[:, None]).sum(-1), keep.sum(-1) - 1).clamp(min=0)
     ends_here = ~keep[:, -1] | (unfiltered & (reached[:, -1] > target))
     known_top_k = (top_k <= count) | (top_k == vocab)
-    return chosen, (known_top_k & ends_here) | (count == vocab)
+    no_equals_beyond = probs.gather(1, chosen[:, None])[:, 0] > probs[:, -1]
+    return chosen, (known_top_k & ends_here & no_equals_beyond) | (count == vocab)

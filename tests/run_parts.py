@@ -69,6 +69,7 @@ PARTS = (
             "test_run_parts.py",
         ),
     ),
+    Part("evaluations", 5, ("test_evals*.py",)),
     Part("hybrid", 3, ("test_exact*.py", "test_programs.py")),
     Part("lessons", 6, ("test_lessons*.py", "test_readme.py")),
     Part("interpreter", 4, ("interpreter/test_*.py",)),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asyncllm_nb.engine.layout import Part, make_batch
 from asyncllm_nb.engine.runner import Runner
+from asyncllm_nb.engine.sampling import Choice
 from asyncllm_nb.engine.trace import RowRecord, Trace
 
 MAX_DEPTH = 2
@@ -25,7 +26,7 @@ MAX_DEPTH = 2
 @dataclass
 class FakeRow:
     logits: Tensor
-    token: tuple[int, float]
+    token: tuple[int, float] | None
     is_recorded: bool
 
 
@@ -35,7 +36,9 @@ class FakeLauncher:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def run(self, parts: Sequence[Part], goes_on: bool) -> list[FakeRow]:
+    def run(
+        self, parts: Sequence[Part], choices: Sequence[Choice | None], goes_on: bool, looks: bool
+    ) -> list[FakeRow]:
         runner = self._runner
         batch = make_batch(list(parts), runner.decoder.config.is_hybrid, runner.device)
         counts = [len(part.token_ids) - part.wanted_from for part in parts]
