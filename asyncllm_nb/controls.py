@@ -1,4 +1,6 @@
-"""What a person asks for in a view: pause, step, speed, cancel, say, mark. Knows the engine.
+"""What a person asks for in a view: pause, step, speed, cancel, say, mark, and what agents are told.
+
+Knows the engine and its agents.
 
 All of it runs on the engine's loop, at once or as a task of its own; none of it waits for the cell that
 runs. A command that cannot be done raises, and the view that asked shows why.
@@ -10,13 +12,17 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .engine import control
 from .engine.blocks import CacheBlock
 from .engine.engine import Engine
-from .engine.requests import Encoding
-from .engine.views import check_length
+from .inputs import known_name
+from .saying import saying
+from .tools import ToolCall
+
+if TYPE_CHECKING:
+    from .agent import Agent
 
 Message = dict[str, Any]
 Answer = Callable[[bool, str], None]
@@ -26,7 +32,9 @@ class Controls:
     """Does commands for one engine and says what became of them.
 
     Commands: ``run``, ``pause``, ``step`` (n), ``speed`` (interval, s), ``cancel`` (task), ``say`` (block,
-    text), ``mark`` (step, note).
+    text), ``mark`` (step, note); of an agent (its name): ``approve`` (agent, call), ``deny`` (agent, call,
+    reason), ``start_agent`` and ``stop_agent`` (agent; coroutine or all), ``restart_coroutine`` (agent,
+    coroutine).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -95,29 +103,42 @@ async def _cancel(engine: Engine, message: Message) -> str:
 
 
 async def _say(engine: Engine, message: Message) -> str:
-    """Text of a person: markers in it are plain text. It goes behind what the block holds, under the
-    blocks that the block's last writer reads."""
     block = _block(engine, int(message["block"]))
-    text = str(message["text"])
-    ids = engine.codec.encode(text, control=False)
-    if not ids:
-        raise ValueError("there is no text to say")
-    view = (*_blocks_before(engine, block), block)
-    check_length(engine, view, len(ids))
-    encoding = Encoding(
-        name="say",
-        order=engine.next_order(),
-        transaction=None,
-        future=engine.loop.create_future(),
-        writes=(block._record,),
-        kind="prefill",
-        tokens=ids,
-        view=view[:-1],
-        target=block,
-    )
-    engine.check_ever_fits(encoding)
+    encoding = saying(engine, block, str(message["text"]))
     await engine.result(encoding)
-    return f"{len(ids)} tokens in {block.name}"
+    return f"{len(encoding.tokens)} tokens in {block.name}"
+
+
+async def _approve(engine: Engine, message: Message) -> str:
+    call = _call(engine, message)
+    call.approve()
+    return f"{call} is approved"
+
+
+async def _deny(engine: Engine, message: Message) -> str:
+    call = _call(engine, message)
+    call.deny(str(message.get("reason") or "denied"))
+    return f"{call} is denied"
+
+
+async def _start(engine: Engine, message: Message) -> str:
+    _agent(engine, message).start(*_coroutines(message))
+    return f"{message.get('coroutine') or 'all'} started"
+
+
+async def _stop(engine: Engine, message: Message) -> str:
+    agent = _agent(engine, message)
+    stopping = agent.stop(*_coroutines(message))
+    try:
+        await asyncio.wait_for(stopping, timeout=5)
+    except TimeoutError:
+        raise RuntimeError("told to stop, and goes on: its cell shows where it waits") from None
+    return f"{message.get('coroutine') or 'all'} stopped"
+
+
+async def _restart(engine: Engine, message: Message) -> str:
+    _agent(engine, message).restart(str(message["coroutine"]))
+    return f"{message['coroutine']} starts anew"
 
 
 async def _mark(engine: Engine, message: Message) -> str:
@@ -155,7 +176,30 @@ COMMANDS: dict[str, Callable[[Engine, Message], Awaitable[str]]] = {
     "cancel": _cancel,
     "say": _say,
     "mark": _mark,
+    "approve": _approve,
+    "deny": _deny,
+    "start_agent": _start,
+    "stop_agent": _stop,
+    "restart_coroutine": _restart,
 }
+
+
+def _agent(engine: Engine, message: Message) -> Agent:
+    agent: Agent = engine.agents[known_name(message["agent"], engine.agents, "agent of this engine")]
+    return agent
+
+
+def _coroutines(message: Message) -> list[str]:
+    """The coroutine that is meant; empty for all."""
+    return [str(message["coroutine"])] if message.get("coroutine") else []
+
+
+def _call(engine: Engine, message: Message) -> ToolCall:
+    number = int(message["call"])
+    for call in _agent(engine, message).calls:
+        if call.number == number:
+            return call
+    raise ValueError(f"call {number} has ended long ago")
 
 
 def _block(engine: Engine, number: int) -> CacheBlock:
@@ -163,12 +207,3 @@ def _block(engine: Engine, number: int) -> CacheBlock:
         if block.id == number:
             return block
     raise ValueError(f"block {number} was freed")
-
-
-def _blocks_before(engine: Engine, block: CacheBlock) -> tuple[CacheBlock, ...]:
-    """What is read when a person's text is encoded: the blocks before it in the view of the stream
-    that writes it, those alive; none if no stream does."""
-    writers = [stream for stream in engine.recent_streams() if stream.block is block]
-    if not writers:
-        return ()
-    return tuple(b for b in writers[-1].view[:-1] if not b._record.freed)

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import Tensor
@@ -49,6 +49,16 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def known_name(name: str, names: Iterable[str], what: str) -> str:
+    """`name`, if it is one of `names`; otherwise raises ValueError with the nearest one."""
+    known = list(names)
+    if name in known:
+        return name
+    close = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+    raise ValueError(f"{name!r} is no {what}: {hint}")
 
 
 def check_count(name: str, value: object) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from . import chat, export
+from . import block_files, chat, export
 from .engine import control, operations
 from .engine.blocks import CacheBlock
+from .engine.boundary import Boundary
 from .engine.build import build_engine
 from .engine.config import ModelConfig
 from .engine.continuing import may_go_on
@@ -24,6 +26,7 @@ from .engine.integrity import check_integrity
 from .engine.probing import probe
 from .engine.requests import Encoding, Operation
 from .engine.sampling import SamplingParams, parse_forbidden, stream_seed
+from .engine.storing import restore
 from .engine.streams import TokenStream
 from .engine.text import StopRule
 from .engine.trace import Trace
@@ -71,6 +74,9 @@ class AsyncLLM:
         with Gated DeltaNet layers only); None: what free memory allows.
     max_batch_tokens: most tokens in one forward pass; None: 2048 on CUDA, 256 on a CPU.
     seed: what streams without a seed of their own derive theirs from.
+    boundary: which rows the convolution of a block's first three tokens looks back on (models with Gated
+        DeltaNet layers): those before the block when it was "written", or, "recomputed", those before it in
+        the view that reads it; slower, on a CPU only.
 
     Raises ModelError for a checkpoint that cannot be loaded, ValueError for anything else.
     """
@@ -87,6 +93,7 @@ class AsyncLLM:
         max_blocks: int | None = None,
         max_batch_tokens: int | None = None,
         seed: int = 0,
+        boundary: Boundary = "written",
     ) -> None:
         folder = resolve(model)
         close_earlier(str(folder), name)
@@ -101,7 +108,9 @@ class AsyncLLM:
             max_blocks=max_blocks,
             max_batch_tokens=max_batch_tokens,
             seed=seed,
+            boundary=boundary,
         )
+        self._agents = self._engine.agents  # by name: `Agent` finds those that were made before
         self._engine.trace.export = export.to_html
         install_displays(self._engine)
         remember(self._engine, str(folder))
@@ -262,6 +271,21 @@ class AsyncLLM:
         if not blocks or len(set(blocks)) < len(blocks):
             raise ValueError("transaction takes one or more distinct blocks, which may be written inside")
         return Transaction(self._engine, blocks)
+
+    @known_keywords
+    async def save_blocks(self, file: str | os.PathLike[str], blocks: Sequence[CacheBlock]) -> Path:
+        """Write what `blocks` hold at one moment into one file, while streams go on. Returns its path."""
+        return await block_files.save(self._engine, file, blocks)
+
+    @known_keywords
+    async def load_blocks(self, file: str | os.PathLike[str]) -> list[CacheBlock]:
+        """New blocks that hold what `save_blocks` wrote: their next tokens are the same.
+
+        Raises ValueError for a damaged file and for the memory of another model, CacheFullError if the
+        blocks cannot fit; nothing has changed then.
+        """
+        stored, _ = await block_files.opened(self._engine, file)
+        return await restore(self._engine, stored)
 
     def _check_blocks(self, *blocks: CacheBlock) -> None:
         self._engine.check_usable()

@@ -1,22 +1,26 @@
-"""``%load_ext asyncllm_nb``: %blocks, %views and %trace, whose arguments the Tab key completes.
+"""``%load_ext asyncllm_nb``: %blocks, %views, %trace and %%coroutine; the Tab key completes arguments.
 
-Knows IPython and the engines in a notebook's names. What is shown comes from ``llm.snapshot()`` and
-``llm.trace``; nothing here changes an engine.
+Knows IPython, and the engines and agents in a notebook's names. What is shown comes from
+``llm.snapshot()`` and ``llm.trace``; only %%coroutine changes anything: an agent's code.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from html import escape
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .agent import Agent
 from .display import show_html
 from .engine.trace import StepRecord
+from .host import shell
+from .inputs import known_name
 from .llm import AsyncLLM
 from .markup import block_label, code, muted, table, text_table
+from .sources import as_definition
 from .summary import summarise
 
 if TYPE_CHECKING:
@@ -49,6 +53,8 @@ def load_ipython_extension(ip: InteractiveShell) -> None:
         ip.register_magic_function(command, "line", name)  # type: ignore[arg-type]  # wrongly typed
         for key in (f"%{name}", name):  # with and without the sign
             ip.set_hook("complete_command", commands.complete, str_key=key)  # type: ignore[no-untyped-call]
+    ip.register_magic_function(commands.coroutine, "cell", "coroutine")  # type: ignore[arg-type]  # the same
+    ip.set_hook("complete_command", commands.complete_agents, str_key="%%coroutine")  # type: ignore[no-untyped-call]
 
 
 class Commands:
@@ -72,7 +78,7 @@ class Commands:
         llm, words = self._engine(line)
         if not words:
             return Shown(show_html(llm), _blocks_text(llm.snapshot()))
-        blocks = [llm.blocks[_known(word, llm.blocks, "live block")] for word in words]
+        blocks = [llm.blocks[known_name(word, llm.blocks, "live block")] for word in words]
         html = "".join(
             f"<div>{block_label(b.id, b.name)} {muted(f'· {b.num_tokens} tokens')}</div>"
             f'<pre style="white-space:pre-wrap;margin:2px 0 8px 0">{escape(b.text)}</pre>'
@@ -85,7 +91,7 @@ class Commands:
         llm, words = self._engine(line)
         streams, names = _streams(llm)
         if words:
-            wanted = [_known(word, _names_of(streams), "stream") for word in words]
+            wanted = [known_name(word, _names_of(streams), "stream") for word in words]
             streams = [stream for stream in streams if stream["name"] in wanted]
         live = {block.id: block.num_tokens for block in llm.blocks.values()}
         columns = ("coroutine", "state", "reads, in order", "writes", "tokens")
@@ -123,7 +129,38 @@ class Commands:
                     f"%trace takes a number of steps, save FILE, html FILE or plot, not {' '.join(words)!r}"
                 )
 
+    def coroutine(self, line: str, cell: str) -> None:
+        """%%coroutine AGENT.NAME: the cell is the body of a coroutine of an agent.
+
+        AGENT: the variable that holds it, or its name. The same as a cell with ``@agent.coroutine`` above
+        ``async def NAME():`` and this body: names of the notebook are read, those assigned are its own.
+        """
+        agent, found, name = line.strip().rpartition(".")
+        if not found or not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"%%coroutine takes AGENT.NAME, as in %%coroutine solver.think, not {line!r}")
+        agents = self.agents()
+        chosen = agents[known_name(agent, agents, "agent of this notebook")]
+        ip = shell()
+        text = as_definition(name, ip.transform_cell(cell))
+        file = ip.compile.cache(text, ip.execution_count)
+        chosen.define(name, text, self._names, file=file)
+
     # ---- arguments ------------------------------------------------------------------------------
+
+    def agents(self) -> dict[str, Agent]:
+        """The notebook's agents by what a line may call them: variables first, then names."""
+        values = list(self._names.items())
+        found = {key: value for key, value in values if isinstance(value, Agent) and key[0] != "_"}
+        for llm in self.engines().values():
+            for name, agent in llm._agents.items():
+                found.setdefault(name, agent)
+        return found
+
+    def complete_agents(self, _: object, event: Any) -> list[str]:
+        """What may stand behind %%coroutine: agents with their coroutines, and a dot for a new one."""
+        agents = self.agents()
+        known = [f"{key}.{name}" for key, agent in agents.items() for name in agent.coroutines]
+        return sorted([*known, *(f"{key}." for key in agents)])
 
     def engines(self) -> dict[str, AsyncLLM]:
         """The notebook's open engines by what a line may call them: variables first, then names."""
@@ -181,14 +218,6 @@ def _split(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError:
         return line.replace('"', " ").replace("'", " ").split()
-
-
-def _known(word: str, names: Sequence[str] | dict[str, Any], what: str) -> str:
-    if word in names:
-        return word
-    close = get_close_matches(word, list(names), 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
-    raise ValueError(f"{word!r} is no {what}: {hint}")
 
 
 def _names_of(streams: Sequence[dict[str, Any]]) -> list[str]:

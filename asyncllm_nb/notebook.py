@@ -6,6 +6,7 @@ Knows engines and whether IPython runs. In a plain script nothing here does anyt
 from __future__ import annotations
 
 import sys
+import traceback
 import weakref
 
 from .engine.engine import Engine
@@ -53,6 +54,14 @@ def cell_name(file: str) -> str | None:
     """What the notebook calls the cell whose code has this file name: "In [3]"; None for other files."""
     found = shell().compile.format_code_name(file)
     return f"In [{found[1][3:-1]}]" if found and found[1].startswith("In[") else None
+
+
+def error_text(error: BaseException) -> str:
+    """An exception with its traceback as a cell shows it; as Python does in a plain script."""
+    if not in_notebook():
+        return "".join(traceback.format_exception(error))
+    lines = shell().InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+    return "\n".join(lines) + "\n"
 
 
 def install_displays(engine: Engine) -> None:

@@ -6,8 +6,12 @@ Knows torch. Knows nothing about requests, coroutines or who owns a page; `layou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..kernels.boundary import BoundaryPlan
 
 PAGE_TOKENS = 16
 """Tokens in a page of keys and values."""
@@ -73,6 +77,7 @@ class Batch:
     )
     #                   of this batch, or -1 where kept_old says which row of the pool to copy
     kept_old: Tensor  # [R, 3] slot * CONV_ROWS + j; read only where kept_new is -1
+    boundary: BoundaryPlan | None = None  # where the convolution of blocks' first tokens is recomputed
 
     @property
     def num_rows(self) -> int:

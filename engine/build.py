@@ -16,6 +16,7 @@ import torch
 from .ahead import Spare
 from .batch import PAGE_TOKENS
 from .blocks import Memory
+from .boundary import BoundaryCache, check_boundary
 from .checkpoint import tensor_shapes
 from .config import ModelConfig
 from .engine import Engine
@@ -94,6 +95,7 @@ def plan_budget(
     free_bytes: int,
     cache_tokens: int | None,
     max_blocks: int | None,
+    boundary: str = "written",
 ) -> Budget:
     """Divide `free_bytes` into pages and slots, or take what the caller asks for.
 
@@ -109,6 +111,8 @@ def plan_budget(
             "needs no slots: leave it out"
         )
     page, slot = CacheTensors.page_bytes(config, dtype), CacheTensors.slot_bytes(config, dtype)
+    if boundary == "recomputed":
+        slot += BoundaryCache.first_tokens_bytes(config, dtype)
     slots = 0
     if config.is_hybrid:
         affordable = int(free_bytes * SLOT_SHARE) // slot
@@ -204,11 +208,13 @@ def build_engine(
     max_blocks: int | None,
     max_batch_tokens: int | None,
     seed: int,
+    boundary: str = "written",
 ) -> tuple[Engine, Budget]:
     """Load a model and reserve its memory. Raises ModelError or ValueError before it takes any."""
     config = ModelConfig.from_folder(folder)
     chosen = choose_device(device)
     chosen_dtype = choose_dtype(dtype, config, chosen)
+    check_boundary(boundary, chosen)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a whole number, not {seed!r}")
     if max_batch_tokens is None:
@@ -217,12 +223,13 @@ def build_engine(
         raise ValueError(f"max_batch_tokens must be at least 1, not {max_batch_tokens}")
     if chosen.type == "cpu":
         free = int(free_memory(chosen) * CPU_SHARE)
-        budget = plan_budget(config, chosen_dtype, free, cache_tokens, max_blocks)
+        budget = plan_budget(config, chosen_dtype, free, cache_tokens, max_blocks, boundary)
         weights = load_weights(folder, config, chosen, chosen_dtype)
     else:
         check_weights_fit(config, chosen_dtype, torch.cuda.mem_get_info(chosen)[0])
         weights = load_weights(folder, config, chosen, chosen_dtype)
-        budget = plan_budget(config, chosen_dtype, free_memory(chosen), cache_tokens, max_blocks)
+        free = free_memory(chosen)
+        budget = plan_budget(config, chosen_dtype, free, cache_tokens, max_blocks, boundary)
     spare = plan_spare(budget, chosen)
     cache = CacheTensors.allocate(
         config,
@@ -231,6 +238,8 @@ def build_engine(
         chosen,
         chosen_dtype,
     )
+    if boundary == "recomputed" and config.is_hybrid:
+        cache = BoundaryCache.beside(cache)
     engine = Engine(
         config,
         Codec(load_tokenizer(folder)),

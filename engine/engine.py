@@ -71,6 +71,7 @@ class Engine:
         self.show_html: Callable[[object], str] | None = None  # how a notebook shows a block, a stream
         self.show_stream: Callable[[TokenStream], None] | None = None  # as a cell's last expression
         self.observers: list[Callable[[], None]] = []
+        self.agents: dict[str, Any] = {}  # by name; what they are, the engine does not know
         self.num_streams = 0  # ever made: seeds those without a seed
         self.num_generated = 0  # tokens yielded
         self._handles: weakref.WeakValueDictionary[int, CacheBlock] = weakref.WeakValueDictionary()
@@ -164,7 +165,7 @@ class Engine:
         """Await something of the engine, with a heartbeat that keeps the stop button working."""
         self.awaited.add(future)
         self._beat()
-        notice = self.loop.call_later(PAUSE_NOTICE, self._tell_paused)
+        notice = self.loop.call_later(PAUSE_NOTICE, self.tell_paused)
         try:
             return await future
         finally:
@@ -176,8 +177,9 @@ class Engine:
             self._beating = True
             self.loop.call_later(HEARTBEAT, _beat_again, weakref.ref(self))
 
-    def _tell_paused(self) -> None:
-        """Runs in the context of who waits, so that the words reach the right cell, once each."""
+    def tell_paused(self) -> None:
+        """If it is paused, say so. Runs in the context of who waits, so that the words reach the right
+        cell, once each."""
         cell = self.current_cell() if self.current_cell else None
         if self.paused and cell not in self._told_paused:
             self._told_paused.add(cell)

@@ -6,11 +6,14 @@ is uninitialised until written.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
+from ..kernels.boundary import FirstTokens
 from .batch import CONV_ROWS, IDENTITY_SLOT, PAGE_TOKENS, ZERO_PAGE
 from .config import ModelConfig
 
@@ -72,6 +75,10 @@ class CacheTensors:
         d_k, d_v = config.linear_key_dim, config.linear_value_dim
         pair = config.linear_value_heads * (d_k + d_v) * d_k * 4
         return config.num_linear_layers * (pair + CONV_ROWS * config.conv_channels * dtype.itemsize)
+
+    def first_tokens(self) -> Iterator[FirstTokens | None]:
+        """What each Gated DeltaNet layer keeps of blocks' first tokens: nothing (see `boundary`)."""
+        return repeat(None)
 
     def release(self) -> None:
         """Give the storage back at once, whoever still holds these tensors (a traceback, `Out`)."""

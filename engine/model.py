@@ -14,12 +14,20 @@ from torch import Tensor
 
 from ..kernels.activation import sigmoid_gate, silu_and_multiply
 from ..kernels.attention import attention_over_view
+from ..kernels.boundary import (
+    FirstTokens,
+    gated_delta_over_boundaries,
+    keep_first_tokens,
+    state_before_rows,
+)
 from ..kernels.convolution import ConvolutionPlan, convolve_through_view, plan_convolution
+from ..kernels.gdn import split_heads
 from ..kernels.gdn_step import DeltaPlan, gated_delta_over_view, plan_delta
-from ..kernels.norm import gated_rms_norm, rms_norm, unit_length
+from ..kernels.norm import gated_rms_norm, rms_norm
 from ..kernels.rotary import Rotary, Rotation, rotate
 from ..kernels.tiles import AttentionPlan, plan_attention
 from .batch import Batch
+from .boundary import first_inputs
 from .config import ModelConfig
 from .memory import CacheTensors
 from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, Weights
@@ -74,13 +82,14 @@ class Decoder:
         step = self._plan(batch, cache, shares, queries)
         attention_memory = zip(cache.keys, cache.values, strict=True)
         linear_memory = zip(cache.pairs, cache.conv_rows, strict=True)
+        first_tokens = cache.first_tokens()
         hidden = F.embedding(batch.token_ids, weights.embedding)
         for layer in weights.layers:
             x = rms_norm(hidden, layer.input_norm, eps)
             if isinstance(layer.mixer, AttentionWeights):
                 mixed = self._attention(layer.mixer, x, *next(attention_memory), step)
             else:
-                mixed = self._delta_net(layer.mixer, x, *next(linear_memory), step)
+                mixed = self._delta_net(layer.mixer, x, *next(linear_memory), step, next(first_tokens))
             hidden = hidden + mixed
             hidden = hidden + _mlp(layer, rms_norm(hidden, layer.post_norm, eps))
         wanted = rms_norm(hidden.index_select(0, batch.logit_rows), weights.final_norm, eps)
@@ -150,41 +159,60 @@ class Decoder:
         return F.linear(out, weights.out, weights.out_bias)
 
     def _delta_net(
-        self, weights: DeltaNetWeights, x: Tensor, pairs: Tensor, conv_rows: Tensor, step: Step
+        self,
+        weights: DeltaNetWeights,
+        x: Tensor,
+        pairs: Tensor,
+        conv_rows: Tensor,
+        step: Step,
+        first: FirstTokens | None = None,
     ) -> Tensor:
         """Gated DeltaNet: convolve and read through the view, write the new pairs. [N, hidden]
 
-        `pairs` [slots, H_v, d_k + d_v, d_k] and `conv_rows` [slots, 3, C] are one layer's pools.
+        `pairs` [slots, H_v, d_k + d_v, d_k] and `conv_rows` [slots, 3, C] are one layer's pools, `first`
+        what it keeps of blocks' first tokens if their convolution is recomputed.
         """
         config, rows = self.config, x.shape[0]
-        heads, key_dim = config.linear_value_heads, config.linear_key_dim
+        key_heads, heads = config.linear_key_heads, config.linear_value_heads
+        key_dim = config.linear_key_dim
         value_size = config.linear_value_size
         assert step.convolution is not None and step.delta is not None
         sizes = (config.conv_channels, value_size, heads, heads)
         qkv, z, b, a = F.linear(x, weights.projections).split(sizes, -1)
-        qkv = convolve_through_view(
+        convolved = convolve_through_view(
             qkv, weights.conv, conv_rows, step.batch.write_slot, step.convolution
         )
-        key_size = config.linear_key_heads * key_dim
-        query, key, value = qkv.split((key_size, key_size, value_size), -1)
-        # Each key head serves several value heads that follow one another.
-        query, key = (
-            unit_length(part.reshape(rows, -1, key_dim)).repeat_interleave(
-                heads // config.linear_key_heads, dim=1
-            )
-            for part in (query, key)
-        )
-        read = gated_delta_over_view(
-            query=query * key_dim**-0.5,
-            key=key,
-            value=value.reshape(rows, heads, -1),
-            log_decay=weights.decay_rate * F.softplus(a.float() + weights.dt_bias),
-            beta=torch.sigmoid(b.float()),
-            pairs=pairs,
-            plan=step.delta,
-        )
+        query, key, value = split_heads(convolved, key_heads, heads, key_dim)
+        log_decay = weights.decay_rate * F.softplus(a.float() + weights.dt_bias)
+        inputs = (query * key_dim**-0.5, key, value, log_decay, torch.sigmoid(b.float()))
+        if first is None:
+            read = gated_delta_over_view(*inputs, pairs, step.delta)
+        else:
+            read = self._over_boundaries(weights, qkv, inputs, pairs, conv_rows, step, first)
         out = gated_rms_norm(read, z.reshape(rows, heads, -1), weights.norm, config.norm_eps)
         return F.linear(out.flatten(1).to(x.dtype), weights.out)
+
+    def _over_boundaries(
+        self,
+        weights: DeltaNetWeights,
+        rows: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+        pairs: Tensor,
+        conv_rows: Tensor,
+        step: Step,
+        first: FirstTokens,
+    ) -> Tensor:
+        """What rows read when the convolution of blocks' first tokens is recomputed. [N, H_v, d_v]
+
+        `rows` [N, C] before the convolution; `inputs`: query, key, value, g and β of the rows.
+        """
+        batch, plan = step.batch, step.batch.boundary
+        assert plan is not None and step.delta is not None
+        tokens = first_inputs(self.config, weights, first, conv_rows, plan.slots, plan.history)
+        state = state_before_rows(pairs, plan.slots, *tokens)
+        log_decay, beta = inputs[3:]
+        keep_first_tokens(first, rows, log_decay, beta, batch.read_slot, batch.write_slot, plan.new_rows)
+        return gated_delta_over_boundaries(*inputs, pairs, step.delta, plan, state)
 
 
 def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:

@@ -76,12 +76,12 @@ class TaskObserver:
             state: TaskState = "running"
             line = ""
             if not is_reading(task):
-                state, line = self._where(task)
+                state, line = self.where(task)
             if (state, line) != (seen.state, seen.line):
                 seen.state, seen.line = state, line
                 self._changed(seen)
 
-    def _where(self, task: asyncio.Task[Any]) -> tuple[TaskState, str]:
+    def where(self, task: asyncio.Task[Any]) -> tuple[TaskState, str]:
         """Running inside of the engine or in code of its own, or waiting at a line for something else."""
         frames = list(_await_chain(task.get_coro()))
         if not frames or task is asyncio.current_task():
@@ -89,6 +89,10 @@ class TaskObserver:
         if _is_own(frames[-1]):
             return "running", ""
         return "waiting", self._innermost([(f, f.f_lineno) for f in frames])
+
+    def failed_at(self, error: BaseException) -> str:
+        """Where an exception was raised, or where code of the person's own called what raised it."""
+        return self._innermost(list(_traceback_places(error.__traceback__)))
 
     def _innermost(self, places: list[tuple[FrameType, int]]) -> str:
         """The last place that is in neither this package nor a library, as people read it."""
@@ -111,7 +115,7 @@ class TaskObserver:
             seen.state = "cancelled"
         elif error is not None:
             seen.state, seen.error = "failed", f"{type(error).__name__}: {error}"
-            seen.line = self._innermost(list(_traceback_places(error.__traceback__)))
+            seen.line = self.failed_at(error)
             if self.shows_errors():
                 task.exception()
         else:

@@ -58,6 +58,8 @@ async def probe(
     try:
         logits: list[Tensor] = await engine.wait(answers)
     finally:
+        for encoding in encodings:
+            encoding.siblings = ()  # a cycle otherwise, which would keep the view's blocks alive
         engine.wake()
     short = logits.pop(0).log_softmax(-1)[-1] if not bodies[0] else None
     scores = []

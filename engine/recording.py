@@ -56,9 +56,14 @@ class Recorder:
         self.trace.add("block", id=record.id, name=record.name)
 
     def changed(
-        self, record: BlockRecord, op: str, read: Iterable[tuple[CacheBlock, BlockState]] = ()
+        self,
+        record: BlockRecord,
+        op: str,
+        read: Iterable[tuple[CacheBlock, BlockState]] = (),
+        texts: Sequence[str] = (),
     ) -> None:
-        """An operation changed a block; `read`: which states of which blocks it read."""
+        """An operation changed a block; `read`: which states of which blocks it read; `texts`: of tokens
+        that come from no block."""
         self.trace.add(
             "change",
             id=record.id,
@@ -66,6 +71,7 @@ class Recorder:
             version=record.state.version,
             pages=list(record.state.pages),
             **{"from": [[block.id, state.version, state.num_tokens] for block, state in read]},
+            **({"x": list(texts)} if texts else {}),
         )
 
     def freed(self, record: BlockRecord) -> None:

@@ -14,7 +14,7 @@ State = dict[str, Any]
 Record = dict[str, Any]
 
 ENDED_KEPT = 64
-"""Streams and coroutines that have ended and are still shown."""
+"""Streams, coroutines and tool calls that have ended and are still shown."""
 
 
 def empty_state() -> State:
@@ -37,6 +37,8 @@ def empty_state() -> State:
         "tasks": {},
         "waiting": [],
         "marks": [],
+        "agents": {},
+        "calls": {},
     }
 
 
@@ -67,7 +69,7 @@ def _change(s: State, e: Record) -> None:
         return
     read = [text for source in e["from"] for text in _content_of(s, *source)]
     own = block["texts"] if e["op"] == "append" else []
-    _set_content(block, own + read, e["version"], e["pages"])
+    _set_content(block, own + read + e.get("x", []), e["version"], e["pages"])
 
 
 def _free(s: State, e: Record) -> None:
@@ -170,6 +172,23 @@ def _mark(s: State, e: Record) -> None:
     s["marks"] = [*s["marks"], {"n": e["n"], "note": e["note"]}]
 
 
+def _agent(s: State, e: Record) -> None:
+    table, key = s.setdefault("agents", {}), f"{e['a']}.{e['name']}"
+    if e["state"] == "removed":
+        table.pop(key, None)
+    else:
+        table[key] = {key: e[key] for key in ("a", "name", "state", "version", "k", "error")}
+
+
+def _tool(s: State, e: Record) -> None:
+    table, key = s.setdefault("calls", {}), f"{e['a']}.{e['c']}"
+    told = {key: e[key] for key in ("a", "c", "name", "by", "args", "state", "reason")}
+    table[key] = {**told, "begun": table[key]["begun"] if key in table else e["at"], "at": e["at"]}
+    ended = [key for key, call in table.items() if call["state"] not in ("gate", "asking", "running")]
+    for key in ended[:-ENDED_KEPT]:
+        del table[key]
+
+
 RULES: dict[str, Callable[[State, Record], None]] = {
     "block": _block,
     "change": _change,
@@ -187,6 +206,8 @@ RULES: dict[str, Callable[[State, Record], None]] = {
     "speed": lambda s, e: s.update(interval=e["interval"]),
     "close": lambda s, e: s.update(closed=True),
     "mark": _mark,
+    "agent": _agent,
+    "tool": _tool,
 }
 
 

@@ -19,13 +19,16 @@ from ..kernels import sampling as sampling_kernels
 from ..kernels import transitions
 from ..kernels.dispatch import why_not_fused
 from .ahead import NO_SPARE, SlotPlaces, Spare
-from .batch import PAGE_TOKENS
+from .batch import PAGE_TOKENS, Batch
 from .blocks import BlockState, Segment
+from .boundary import BoundaryCache, Source, with_boundary
+from .boundary import join_slots as join_over_boundary
 from .layout import Part, make_batch, newest_rows
+from .looks import joined
 from .measuring import Floats, Measurement, PartReading, Wanted, read_states
 from .memory import CacheTensors
 from .model import Decoder
-from .sampling import SamplingParams
+from .sampling import Choice
 
 if TYPE_CHECKING:
     from .launching import Launcher
@@ -36,8 +39,7 @@ if TYPE_CHECKING:
 class Draw:
     """A token to draw: from which row of the step's logits (or from kept ones), and how."""
 
-    params: SamplingParams
-    uniform: float
+    choice: Choice
     logits: Tensor | None = None  # [vocab]; None: the part's last row
 
 
@@ -73,7 +75,7 @@ class Runner:
 
     @property
     def is_fused(self) -> bool:
-        """Do steps run in fused kernels? A step that is measured does not, and takes much longer."""
+        """Do steps run in fused kernels? The step behind one that is measured does not run ahead."""
         return self._launcher is not None
 
     @torch.inference_mode()
@@ -93,31 +95,44 @@ class Runner:
             source, target = (self._tensor(column) for column in zip(*copies, strict=True))
             page_kernels.copy_pages(self.cache.keys, self.cache.values, source, target)
         drawn: list[tuple[int, float] | None] = [None] * len(parts)
-        if self._launcher is not None and not wanted:
-            logits, ran = self._launch(self._launcher, parts, draws, drawn)
-            return StepResult(logits, drawn, time.perf_counter() - started, [], ran=ran)
-        parts = list(map(self._places.part, parts))
-        batch = make_batch(parts, self._is_hybrid, self.device)
         measurement = Measurement(wanted) if wanted else None
+        batch: Batch | None = None
+        ran: Ran = ""
+        if self._launcher is not None:
+            logits, ran = self._launch(self._launcher, parts, draws, drawn, measurement)
+        else:
+            batch = make_batch(parts, self._is_hybrid, self.device)
+            logits = self._run_plain(batch, parts, measurement)
+            self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
+            ran = "eager" if self.device.type == "cuda" else ran
+        readings: list[PartReading] | Exception = []
+        measuring = 0.0
+        if measurement is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # what the step takes does not count as measuring
+            computed = time.perf_counter()
+            try:
+                placed = list(map(self._places.part, parts))
+                batch = batch or make_batch(placed, self._is_hybrid, self.device)
+                readings = measurement.readings(placed, batch, self.decoder, self.cache)
+            except Exception as error:  # an instrument takes no step down: the loop reports it
+                readings = error
+            measuring = time.perf_counter() - computed
+        return StepResult(logits, drawn, time.perf_counter() - started, readings, measuring, ran)
+
+    def _run_plain(
+        self, batch: Batch, parts: Sequence[Part], measurement: Measurement | None
+    ) -> list[Tensor]:
+        """A step in plain PyTorch: the wanted logits of each part."""
+        if isinstance(self.cache, BoundaryCache):
+            batch = with_boundary(batch, parts)
         if measurement is None:
             rows = self.decoder.forward(batch, self.cache)
         else:
             rows = self.decoder.forward(
                 batch, self.cache, shares=measurement.shares, queries=measurement.queries
             )
-        logits = list(rows.split(_counts(parts)))
-        self._draw_into(drawn, draws, logits, [i for i, draw in enumerate(draws) if draw])
-        readings: list[PartReading] | Exception = []
-        computed = time.perf_counter()
-        if measurement is not None:
-            try:
-                readings = measurement.readings(parts, batch, self.decoder, self.cache)
-            except Exception as error:  # an instrument takes no step down: the loop reports it
-                readings = error
-        ended = time.perf_counter()
-        measuring = ended - (started if self.is_fused else computed)
-        plain: Ran = "eager" if self.device.type == "cuda" else ""
-        return StepResult(logits, drawn, ended - started, readings, measuring, plain)
+        return list(rows.split(_counts(parts)))
 
     def _launch(
         self,
@@ -125,16 +140,28 @@ class Runner:
         parts: Sequence[Part],
         draws: Sequence[Draw | None],
         drawn: list[tuple[int, float] | None],
+        measurement: Measurement | None,
     ) -> tuple[list[Tensor], Ran]:
-        """A step in fused kernels. Greedy tokens come with it; the GPU is asked once for them all.
-        It counts as recorded if all of it was: some rows may have run ahead of the others."""
-        greedy = [index for index, draw in enumerate(draws) if draw and draw.params.takes_best]
-        others = [index for index, draw in enumerate(draws) if draw and not draw.params.takes_best]
-        rows = launcher.run(parts, goes_on=len(greedy) == len(parts))
+        """A step in fused kernels. Tokens come with it; the GPU is asked once for them all. It counts as
+        recorded if all of it was: some rows may have run ahead of the others."""
+        fits = [draw is not None and draw.choice.fits_in_step for draw in draws]
+        choices = [
+            draw.choice if draw and fit and not draw.choice.params.takes_best else None
+            for draw, fit in zip(draws, fits, strict=True)
+        ]
+        looks = measurement is not None and measurement.wanted.looks
+        # Readings would wait for a step that runs ahead.
+        rows = launcher.run(parts, choices, goes_on=all(fits) and measurement is None, looks=looks)
         logits = [row.logits for row in rows]
+        if measurement is not None and looks:
+            measurement.saw(*joined([row.seen for row in rows]))
+        others = []
+        for index, draw in enumerate(draws):
+            if draw is not None:
+                drawn[index] = rows[index].token if fits[index] else None
+                if drawn[index] is None:
+                    others.append(index)
         self._draw_into(drawn, draws, logits, others)
-        for index in greedy:
-            drawn[index] = rows[index].token
         return logits, "graph" if all(row.is_recorded for row in rows) else "eager"
 
     def _draw_into(
@@ -150,10 +177,14 @@ class Runner:
             drawn[index] = token
 
     @torch.inference_mode()
-    def read_states(self, slots: Sequence[int], layers: Sequence[int]) -> dict[int, Floats]:
-        """The state after a view whose blocks have `slots`, block by block; see `measuring`."""
-        places = [self._places[slot] for slot in slots]
-        return read_states(self.decoder.config, self.cache, places, layers)
+    def read_states(self, sources: Sequence[Source], layers: Sequence[int]) -> dict[int, Floats]:
+        """The state after a view whose blocks have these slots, block by block; see `measuring`."""
+        places = [(self._places[slot], rows) for slot, rows in sources]
+        return read_states(self.decoder, self.cache, places, layers)
+
+    def places(self, slots: Sequence[int]) -> Tensor:
+        """Where in the pool these slots lie just now: [n] int64 on the device."""
+        return self._tensor([self._places[slot] for slot in slots])
 
     @torch.inference_mode()
     def draw(self, draws: Sequence[Draw]) -> list[tuple[int, float]]:
@@ -162,7 +193,7 @@ class Runner:
             return []
         rows = [draw.logits for draw in draws if draw.logits is not None]
         assert len(rows) == len(draws)
-        params = [draw.params for draw in draws]
+        params = [draw.choice.params for draw in draws]
         ids, logprobs = sampling_kernels.sample(
             torch.stack(rows),
             temperature=self._floats([p.temperature for p in params]),
@@ -170,7 +201,7 @@ class Runner:
             top_p=self._floats([p.top_p for p in params]),
             min_p=self._floats([p.min_p for p in params]),
             forbidden=[p.forbidden for p in params],
-            uniform=self._floats([draw.uniform for draw in draws]),
+            uniform=self._floats([draw.choice.uniform for draw in draws]),
         )
         return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
@@ -180,7 +211,11 @@ class Runner:
         pairs, rows = self.cache.pairs, self.cache.conv_rows
         left, right = self._places.state(left), self._places.state(right)
         target = self._places[target]
-        pairs[:, target] = transitions.compose(pairs[:, left.slot], pairs[:, right.slot])
+        if isinstance(self.cache, BoundaryCache):
+            decoder = self.decoder
+            join_over_boundary(decoder.config, decoder.weights, self.cache, left, right, target)
+        else:
+            pairs[:, target] = transitions.compose(pairs[:, left.slot], pairs[:, right.slot])
         newest = newest_rows([(right.slot, right.num_rows), (left.slot, left.num_rows)])
         rows[:, target] = rows.flatten(1, 2)[:, self._tensor(newest)]
 

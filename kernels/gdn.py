@@ -16,8 +16,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .norm import unit_length
+
 CHUNK = 64
 """Tokens that `gated_delta_chunk` takes at once, at most; its work grows with the square of it."""
+
+
+def split_heads(
+    convolved: Tensor, key_heads: int, value_heads: int, key_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys [..., H_v, d_k] of unit length, values [..., H_v, d_v], of convolved rows [..., C].
+
+    Each key head serves several value heads that follow one another.
+    """
+    key_size = key_heads * key_dim
+    query, key, value = convolved.split((key_size, key_size, convolved.shape[-1] - 2 * key_size), -1)
+    query, key = (
+        unit_length(part.unflatten(-1, (key_heads, key_dim))).repeat_interleave(value_heads // key_heads, -2)
+        for part in (query, key)
+    )
+    return query, key, value.unflatten(-1, (value_heads, -1))
 
 
 def gated_delta_token(

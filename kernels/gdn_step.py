@@ -23,6 +23,7 @@ class Requests:
     read_slot: Tensor  # [R']
     write_slot: Tensor  # [R']
     chain: Tensor  # [R', depth]
+    index: Tensor  # [R'] which of the step's requests these are
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def plan_delta(row_start: Tensor, read_slot: Tensor, write_slot: Tensor, chain: 
 
     def requests(chosen: np.ndarray) -> Requests:
         index = on_device(chosen)
-        return Requests(*(tensor.index_select(0, index) for tensor in (read_slot, write_slot, chain)))
+        read, write, views = (x.index_select(0, index) for x in (read_slot, write_slot, chain))
+        return Requests(read, write, views, index)
 
     chunks = []
     for begin in range(0, int(count[many].max(initial=0)), CHUNK):
@@ -79,41 +81,54 @@ def gated_delta_over_view(
     beta: Tensor,
     pairs: Tensor,
     plan: DeltaPlan,
+    before: Tensor | None = None,
 ) -> Tensor:
     """What N rows read through their views: float32 [N, H, d_v]. Writes the blocks' new pairs.
 
     `query`, `key` [N, H, d_k], `value` [N, H, d_v], `log_decay`, `beta` [N, H], all float32,
     prepared as in `gdn`. `pairs` [slots, H, d_k + d_v, d_k]: read at the plan's read slots and
-    chains, written at its write slots, which no request reads.
+    chains, written at its write slots, which no request reads. `before` [R, H, d_v, d_k]: the
+    states before the written blocks, read instead of the chains.
     """
     inputs = (query, key, value, log_decay, beta)
     out = torch.empty_like(value)
     if plan.single_rows.shape[0]:
-        _single_rows(inputs, pairs, plan, out)
+        _single_rows(inputs, pairs, plan, out, before)
     if plan.chunks:
-        _many_rows(inputs, pairs, plan, out)
+        _many_rows(inputs, pairs, plan, out, before)
     return out
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _single_rows(inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor) -> None:
+def _single_rows(
+    inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor, before: Tensor | None
+) -> None:
     """Requests of one row: a rank-1 update each, all at once."""
     rows, requests = plan.single_rows, plan.single
     pair = pairs.index_select(0, requests.read_slot)
     heads = pair.shape[:2]
     query, key, value, log_decay, beta = (x.index_select(0, rows).flatten(0, 1) for x in inputs)
     read, new_pair = gated_delta_token(pair.flatten(0, 1), query, key, value, log_decay, beta)
-    out.index_copy_(0, rows, read_through_chain(pairs, requests.chain, read.unflatten(0, heads)))
+    read = read.unflatten(0, heads)
+    if before is None:
+        read = read_through_chain(pairs, requests.chain, read)
+    else:
+        read = _read_state(before.index_select(0, requests.index), read[:, :, None])[:, :, 0]
+    out.index_copy_(0, rows, read)
     pairs.index_copy_(0, requests.write_slot, new_pair.unflatten(0, heads))
 
 
-def _many_rows(inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor) -> None:
+def _many_rows(
+    inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor, before: Tensor | None
+) -> None:
     """Requests of several rows: chunk after chunk, those that have ended left out."""
     requests = plan.many
-    before = state_after_chain(pairs, requests.chain)
-    key_dim = before.shape[-1]
+    if before is None:
+        before = state_after_chain(pairs, requests.chain)
+    else:
+        before = before.index_select(0, requests.index)
     pair = pairs.index_select(0, requests.read_slot)
     for chunk in plan.chunks:
         active, tokens = chunk.padding.shape
@@ -126,7 +141,13 @@ def _many_rows(inputs: Inputs, pairs: Tensor, plan: DeltaPlan, out: Tensor) -> N
         read, new_pair = gated_delta_chunk(pair[:active].flatten(0, 1), *chunk_inputs)
         pair[:active] = new_pair.unflatten(0, (active, -1))
         read = read.unflatten(0, (active, -1))  # [R'', H, T, d_k + d_v]
-        read = torch.matmul(read[..., :key_dim], before[:active].mT) + read[..., key_dim:]
+        read = _read_state(before[:active], read)
         rows = read.transpose(1, 2).flatten(0, 1).index_select(0, chunk.real)
         out.index_copy_(0, chunk.real_rows, rows)
     pairs.index_copy_(0, requests.write_slot, pair)
+
+
+def _read_state(state: Tensor, read: Tensor) -> Tensor:
+    """o = S y_first + y_second: `state` [R', H, d_v, d_k], `read` y [R', H, T, d_k + d_v]."""
+    key_dim = state.shape[-1]
+    return torch.matmul(read[..., :key_dim], state.mT) + read[..., key_dim:]

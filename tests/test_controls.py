@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import engine, tokens, turns, until
 
-from asyncllm_nb import AsyncLLM, CacheBlock
+from asyncllm_nb import Agent, AsyncLLM, CacheBlock, ToolDenied
 from asyncllm_nb.controls import kernel_note
 from asyncllm_nb.watching import watch
 
@@ -119,6 +119,42 @@ async def test_say_puts_plain_text_into_a_block_while_it_is_written() -> None:
         await until(lambda: len(llm.trace) > before + 3)
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_agents_are_told_and_calls_decided() -> None:
+    async with engine("llama") as llm:
+        buttons, agent = Buttons(llm), Agent(llm, "solver")
+
+        @agent.tool(approve=True)
+        async def send(text: str) -> str:
+            return text.upper()
+
+        @agent.coroutine
+        async def act() -> str:
+            try:
+                return str(await send("a"))
+            except ToolDenied as denied:
+                return str(denied)
+
+        assert (await buttons.ask("start_agent", agent="solver"))["text"] == "all started"
+        await until(lambda: agent.pending)
+        answer = await buttons.ask("approve", agent="solver", call=1)
+        assert answer["ok"] and answer["text"] == "call 1, send(text='a') is approved"
+        assert await agent == {"act": "A"}
+        answer = await buttons.ask("approve", agent="solver", call=1)
+        assert not answer["ok"] and "past deciding: done" in answer["text"]
+        assert (await buttons.ask("restart_coroutine", agent="solver", coroutine="act"))["ok"]
+        await until(lambda: agent.pending)
+        assert (await buttons.ask("deny", agent="solver", call=2, reason="not now"))["ok"]
+        assert await agent == {"act": "call 2, send(text='a'): not now"}
+        assert (await buttons.ask("start_agent", agent="solver", coroutine="act"))["text"] == "act started"
+        await until(lambda: agent.pending)
+        assert (await buttons.ask("stop_agent", agent="solver", coroutine="act"))["text"] == "act stopped"
+        assert agent.state == "ended" and agent.calls[-1].state == "cancelled"
+        answer = await buttons.ask("stop_agent", agent="solvr")
+        assert not answer["ok"] and "did you mean 'solver'" in answer["text"]
+        answer = await buttons.ask("deny", agent="solver", call=9)
+        assert not answer["ok"] and "call 9 has ended long ago" in answer["text"]
 
 
 async def test_speed_lets_time_pass_between_steps() -> None:

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from asyncllm_nb import AsyncLLM
+from asyncllm_nb import Agent, AsyncLLM
 from asyncllm_nb.engine.trace import Trace
 from asyncllm_nb.summary import RunSummary
 
@@ -120,6 +120,27 @@ async def test_completion(shell: InteractiveShell) -> None:
         assert completions(shell, "%views ") == ["think"]
         assert completions(shell, "%trace ") == ["html", "plot", "save"]
         assert completions(shell, "%trace s") == ["save"]
+
+
+def cell_magic(shell: InteractiveShell, name: str, line: str, cell: str) -> None:
+    shell.run_cell_magic(name, line, cell)  # type: ignore[no-untyped-call]  # IPython leaves it untyped
+
+
+async def test_the_coroutine_magic_finds_agents_by_variable_and_by_name(shell: InteractiveShell) -> None:
+    async with engine("llama") as llm:
+        solver, critic = Agent(llm, "solver"), Agent(llm, "the critic")
+        shell.user_ns |= {"llm": llm, "mine": solver, "word": "heard"}
+        cell_magic(shell, "coroutine", "mine.think", "import asyncio\nawait asyncio.sleep(0)\nreturn word")
+        cell_magic(shell, "coroutine", "the critic.judge", "# nothing yet")
+        assert await solver.start() == {"think": "heard"} and await critic.start() == {"judge": None}
+        assert "asyncio" not in shell.user_ns and "think" not in shell.user_ns
+        assert completions(shell, "%%coroutine mi") == ["mine.", "mine.think"]
+        assert "solver.think" in completions(shell, "%%coroutine ")
+        with pytest.raises(ValueError, match="'min' is no agent of this notebook: did you mean 'mine'"):
+            cell_magic(shell, "coroutine", "min.think", "pass")
+        for wrong in ("think", "mine.", "mine.class", "mine.a b"):
+            with pytest.raises(ValueError, match="takes AGENT.NAME"):
+                cell_magic(shell, "coroutine", wrong, "pass")
 
 
 def test_magics_are_not_there_before_the_extension_is_loaded(plain_shell: InteractiveShell) -> None:

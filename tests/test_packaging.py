@@ -19,6 +19,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("asyncllm_nb", "engine", "kernels", "widgets")
+NESTED = sorted(
+    file.parent for file in (ROOT / "asyncllm_nb").glob("*/__init__.py") if not file.parent.is_symlink()
+)
 SHIPPED = ("*.py", "*.js", "*.css", "*.trace.json.gz", "py.typed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -51,6 +54,8 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
         package = "asyncllm_nb" if folder == "asyncllm_nb" else f"asyncllm_nb/{folder}"
         for pattern in SHIPPED:
             expected |= {f"{package}/{path.name}" for path in (ROOT / folder).glob(pattern)}
+    for nested in NESTED:
+        expected |= {f"asyncllm_nb/{nested.name}/{path.name}" for path in nested.glob("*.py")}
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
@@ -112,7 +117,8 @@ def undeclared(files: list[Path], declared: set[str]) -> list[str]:
 
 
 def test_every_import_of_the_package_is_a_dependency() -> None:
-    files = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]
+    folders = [*(ROOT / folder for folder in FOLDERS), *NESTED]
+    files = [path for folder in folders for path in folder.glob("*.py")]
     assert not undeclared(files, names_of(PROJECT["dependencies"]))
 
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from test_programs import OP, Op, Program
 from transformers import AutoTokenizer
 
-from asyncllm_nb import AsyncLLM, CacheBlock
+from asyncllm_nb import Agent, AsyncLLM, CacheBlock
 from asyncllm_nb.engine.pieces import TokenTexts
-from asyncllm_nb.engine.reducer import reduce
+from asyncllm_nb.engine.reducer import ENDED_KEPT, reduce
 from asyncllm_nb.engine.text import Codec
 from asyncllm_nb.engine.trace import Trace
 
@@ -98,8 +98,36 @@ async def scenario(llm: AsyncLLM) -> list[CacheBlock]:
     await llm.generate(tokens(2), [prompt, copy], name="never read").cancel()
     llm.pause()
     llm.resume()
+    await run_agent(llm)
     await settle(llm)
     return [prompt, notes, other, copy]
+
+
+async def run_agent(llm: AsyncLLM) -> None:
+    """An agent whose coroutine is replaced while its tool waits, and one that is removed."""
+    agent = Agent(llm, "solver")
+
+    @agent.tool(approve=True)
+    async def send(number: int) -> int:
+        return number
+
+    async def act() -> None:
+        for number in range(ENDED_KEPT + 7):  # more than are shown
+            await send(number)
+
+    async def never() -> None: ...
+
+    agent.add(act)
+    agent.add(never)
+    await agent.remove("never")
+    agent.start()
+    await until(lambda: agent.pending)
+    agent.add(act)
+    while agent.running:
+        for call in agent.pending:
+            call.approve()
+        await turns(3)
+    assert await agent == {"act": None}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])

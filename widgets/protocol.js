@@ -6,7 +6,8 @@
 //
 //   block    id, name                     a block is made, empty
 //   change   id, op, version, pages, from an operation changed it: "merge" and "fork" (its first content),
-//            "append" (behind what it has), "clear". from: [[block, version, tokens]], what was read
+//            x                            "append" (behind what it has), "clear", "load". from: [[block,
+//                                         version, tokens]], what was read; x: texts that a file gave, if any
 //   free     id                           the block is no more
 //   begin    tx, blocks                   a transaction takes blocks; others go on reading them as they are
 //   end      tx, restored                 and ends. restored: [[block, version, pages]] if it was undone
@@ -31,6 +32,12 @@
 //   speed    interval                     s from one step to the next at least; 0: as fast as it can
 //   control  what, answer, ok             what a person asked for in a view, and what became of it
 //   mark     n, note                      a person marked step n
+//   agent    a, name, state, version, k,  a coroutine of agent a: new, running, ending (told to stop), replacing
+//            error                        (the same, and starts anew then), done, failed, stopped, removed.
+//                                         version: of its code; k: of the task that runs it, or ran it last
+//   tool     a, c, name, by, args, state, call c of a tool of agent a by its coroutine `by` ("": a cell): gate
+//            reason                       (waits for it), asking (for approval), running, done, failed, denied,
+//                                         timeout, cancelled. args: as text; reason: of the last four
 //   others                                do not change the state; panels read them by store.readings(t):
 //   shares   n, rows, bin                 attention per block at step n. Row: r, layers, heads, mean (per block),
 //                                         q: bytes [layers, blocks, heads], 255 is 1. heads 1: averaged

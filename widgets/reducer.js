@@ -9,13 +9,13 @@ export function emptyState() {
   return {
     step: 0, at: 0, passes: 0, seconds: 0, encoded: 0, resent: 0, error: "",
     paused: false, closed: false, interval: 0, pages: null, slots: null,
-    blocks: {}, requests: {}, tasks: {}, waiting: [], marks: [],
+    blocks: {}, requests: {}, tasks: {}, waiting: [], marks: [], agents: {}, calls: {},
   };
 }
 
 /** A copy that later records can be applied to while the original stays as it is. */
 export function cloneState(state) {
-  const copy = { ...state, blocks: {}, requests: {}, tasks: {} };
+  const copy = { ...state, blocks: {}, requests: {}, tasks: {}, agents: { ...state.agents }, calls: { ...state.calls } };
   for (const id in state.blocks) copy.blocks[id] = { ...state.blocks[id] };
   for (const r in state.requests) copy.requests[r] = { ...state.requests[r] };
   for (const k in state.tasks) copy.tasks[k] = { ...state.tasks[k] };
@@ -29,7 +29,7 @@ export function apply(state, record) {
   if (rule) rule(state, record);
 }
 
-export const ENDED_KEPT = 64; // streams and coroutines that have ended and are still shown
+export const ENDED_KEPT = 64; // streams, coroutines and tool calls that have ended and are still shown
 
 const RULES = {
   block: (s, e) => {
@@ -40,7 +40,7 @@ const RULES = {
     if (!block) return;
     const read = [].concat(...e.from.map(([id, version, n]) => contentOf(s, id, version).slice(0, n)));
     const own = e.op === "append" ? block.texts.slice(0, block.n) : [];
-    setContent(block, own.concat(read), e.version, e.pages);
+    setContent(block, own.concat(read, e.x ?? []), e.version, e.pages);
   },
   free: (s, e) => { delete s.blocks[e.id]; },
   begin: (s, e) => {
@@ -105,6 +105,20 @@ const RULES = {
   speed: (s, e) => { s.interval = e.interval; },
   close: (s) => { s.closed = true; },
   mark: (s, e) => { s.marks = [...s.marks, { n: e.n, note: e.note }]; },
+  agent: (s, e) => {
+    const table = (s.agents ??= {});
+    const { a, name, state, version, k, error } = e;
+    if (state === "removed") delete table[`${a}.${name}`];
+    else table[`${a}.${name}`] = { a, name, state, version, k, error };
+  },
+  tool: (s, e) => {
+    const table = (s.calls ??= {});
+    const { a, c, name, by, args, state, reason, at } = e;
+    const key = `${a}.${c}`;
+    table[key] = { a, c, name, by, args, state, reason, begun: table[key]?.begun ?? at, at };
+    const ended = Object.keys(table).filter((one) => !["gate", "asking", "running"].includes(table[one].state));
+    for (const one of ended.slice(0, -ENDED_KEPT)) delete table[one];
+  },
 };
 
 function applyRow(state, row) {
