@@ -41,6 +41,7 @@ class TaskObserver:
 
     `cell_name` turns a file name into what a notebook calls the cell, None for other files. `shows_errors`:
     does somebody see what a task fails with? Then asyncio need not complain that nobody has taken note.
+    `shows_agents`: the same of the tasks that run an agent's coroutines.
     """
 
     def __init__(self, changed: Callable[[Seen], None]) -> None:
@@ -49,6 +50,7 @@ class TaskObserver:
         self._count = 0
         self.cell_name: CellName = lambda _: None
         self.shows_errors: Callable[[], bool] = lambda: False
+        self.shows_agents: Callable[[], bool] = lambda: False
 
     def watch(self, task: asyncio.Task[Any] | None, name: str) -> int:
         """The number of a task; 0 without one. The first time it is shown as running."""

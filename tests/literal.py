@@ -5,7 +5,8 @@ token after another, no pages, slots, chunks or batches. A block here is the lis
 per token and layer, what that token left behind *when it was written*: an unrotated key and a
 value, or a raw convolution row and the factors of a Gated DeltaNet update. Reading a view joins
 these lists in the order of the view, rotates the keys at their joint positions and applies the
-updates one by one.
+updates one by one. With ``boundary="recomputed"`` the keys and values of updates are convolved anew, from
+the joined rows.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class LiteralBlock:
 class LiteralModel:
     """A decoder of one of the supported families, read from a folder in Hugging Face format."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, boundary: str = "written") -> None:
+        self.boundary = boundary
         folder = Path(folder)
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         config = config.get("text_config", config)
@@ -98,8 +100,13 @@ class LiteralModel:
         states = []
         for layer in range(self.num_layers):
             state = torch.zeros(self._state_shape(layer), dtype=torch.float64)
+            rows: list[Tensor] = []
             for left in joined.memory:
                 if isinstance(update := left[layer], Update):
+                    rows.append(update.row)
+                    if self.boundary == "recomputed":
+                        _, key, value = self._convolved(layer, rows)
+                        update = update._replace(key=key, value=value)
                     state = update.apply(state)
             states.append(state)
         return states
@@ -150,26 +157,33 @@ class LiteralModel:
         self, layer: int, x: Tensor, seen: Sequence[Remembered], states: list[Tensor]
     ) -> tuple[Tensor, Update]:
         name, c = f"layers.{layer}.linear_attn", self.config
+        value_heads, d_v = c["linear_num_value_heads"], c["linear_value_head_dim"]
+        row = self._linear(x, f"{name}.in_proj_qkv")
+        rows = [update.row for update in seen if isinstance(update, Update)] + [row]
+        query, key, value = self._convolved(layer, rows)
+        raw_gate = self._linear(x, f"{name}.in_proj_a") + self.weights[f"{name}.dt_bias"]
+        decay = self.weights[f"{name}.A_log"].exp() * F.softplus(raw_gate)
+        beta = torch.sigmoid(self._linear(x, f"{name}.in_proj_b"))
+        update = Update(row, key, value, torch.exp(-decay), beta)
+        states[layer] = update.apply(states[layer])
+        out = (states[layer] * query[:, None, :]).sum(2) * key.shape[-1]**-0.5
+        out = _rms(out, self.eps) * self.weights[f"{name}.norm.weight"]
+        out = out * F.silu(self._linear(x, f"{name}.in_proj_z").view(value_heads, d_v))
+        return self._linear(out.flatten(), f"{name}.out_proj"), update
+
+    def _convolved(self, layer: int, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value [value_heads, dim] of the last of `rows`, behind the others."""
+        c = self.config
         key_heads, value_heads = c["linear_num_key_heads"], c["linear_num_value_heads"]
         d_k, d_v = c["linear_key_head_dim"], c["linear_value_head_dim"]
-        row = self._linear(x, f"{name}.in_proj_qkv")
-        kernel = self.weights[f"{name}.conv1d.weight"][:, 0]  # [channels, width]
-        rows = [update.row for update in seen if isinstance(update, Update)] + [row]
-        rows = [torch.zeros_like(row)] * kernel.shape[1] + rows
-        window = torch.stack(rows[-kernel.shape[1] :], dim=1)
+        kernel = self.weights[f"layers.{layer}.linear_attn.conv1d.weight"][:, 0]  # [channels, width]
+        padded = [torch.zeros_like(rows[-1])] * kernel.shape[1] + list(rows[-kernel.shape[1] :])
+        window = torch.stack(padded[-kernel.shape[1] :], dim=1)
         sizes = [key_heads * d_k, key_heads * d_k, value_heads * d_v]
         query, key, value = torch.functional.split(F.silu((window * kernel).sum(1)), sizes)
         repeats = value_heads // key_heads
         query, key = (_unit(t.view(key_heads, d_k)).repeat_interleave(repeats, dim=0) for t in (query, key))
-        raw_gate = self._linear(x, f"{name}.in_proj_a") + self.weights[f"{name}.dt_bias"]
-        decay = self.weights[f"{name}.A_log"].exp() * F.softplus(raw_gate)
-        beta = torch.sigmoid(self._linear(x, f"{name}.in_proj_b"))
-        update = Update(row, key, value.view(value_heads, d_v), torch.exp(-decay), beta)
-        states[layer] = update.apply(states[layer])
-        out = (states[layer] * query[:, None, :]).sum(2) * d_k**-0.5
-        out = _rms(out, self.eps) * self.weights[f"{name}.norm.weight"]
-        out = out * F.silu(self._linear(x, f"{name}.in_proj_z").view(value_heads, d_v))
-        return self._linear(out.flatten(), f"{name}.out_proj"), update
+        return query, key, value.view(value_heads, d_v)
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         name = f"layers.{layer}.mlp"
