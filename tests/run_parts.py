@@ -69,8 +69,25 @@ PARTS = (
             "test_run_parts.py",
         ),
     ),
-    Part("evaluations", 5, ("test_evals*.py",)),
+    Part(
+        "evaluations",
+        6,
+        ("test_approximation.py", "test_evals*.py", "test_task*.py", "test_tiny*.py", "test_training.py"),
+    ),
+    Part("tiny model", 4, ("test_tiny_hybrid.py", "test_training.py")),
     Part("hybrid", 3, ("test_exact*.py", "test_programs.py")),
+    Part(
+        "agents",
+        6,
+        (
+            "test_agent*.py",
+            "test_diagram.py",
+            "test_sandbox.py",
+            "test_seccomp.py",
+            "test_self_editing.py",
+            "test_tools.py",
+        ),
+    ),
     Part("lessons", 6, ("test_lessons*.py", "test_readme.py")),
     Part("interpreter", 4, ("interpreter/test_*.py",)),
     Part(
