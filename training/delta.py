@@ -38,7 +38,8 @@ class _UnitInverse(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         turned = inverse.transpose(-1, -2)
-        return -(turned @ gradients[0] @ turned)
+        gradient: Tensor = -(turned @ gradients[0] @ turned)
+        return gradient
 
 
 class _States(torch.autograd.Function):
@@ -84,12 +85,14 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, b
     scale = beta[..., None]  # [N, B, C, 1]
     keys = key.transpose(-1, -2)
 
-    inverse = _UnitInverse.apply((key @ keys * between * scale).tril(-1))  # [N, B, C, C]
+    lower = (key @ keys * between * scale).tril(-1)
+    inverse: Tensor = _UnitInverse.apply(lower)  # type: ignore[no-untyped-call] # torch's; [N, B, C, C]
     values = inverse @ (value * scale)
     read = inverse @ (key * (scale * grown))  # what the state before the chunk already holds for them
     written = (key * (total[..., -1:] - total).exp()[..., None]).transpose(-1, -2)  # [N, B, K, C]
 
     kept = torch.diag_embed(grown[..., -1, :].expand(-1, -1, key.shape[-1]))
-    states = _States.apply(kept - written @ read, written @ values)  # [N, B, K, V]
+    factor, added = kept - written @ read, written @ values
+    states: Tensor = _States.apply(factor, added)  # type: ignore[no-untyped-call] # torch's; [N, B, K, V]
     attended = (query @ keys) * between
     return (query * grown) @ states + attended @ (values - read @ states)

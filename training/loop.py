@@ -155,7 +155,15 @@ class Run:
             left = self.plan.deadline - SAVING_SECONDS - self._clock
             self._piece_seconds = max(1.0, min(self._piece_seconds, left))
         self.total_seconds = self.plan.total_seconds or self._seconds_before + self._piece_seconds
-        started = {"started_in": round(self._clock - began, 1), "seconds_planned": round(self._piece_seconds)}
+        cuda = self.device.type == "cuda"
+        started = {
+            "device": torch.cuda.get_device_name(self.device) if cuda else "CPU",
+            "rows": self.plan.rows,
+            "length": self.plan.length,
+            "highest_rate": self.plan.rate,
+            "started_in": round(self._clock - began, 1),
+            "seconds_planned": round(self._piece_seconds),
+        }
         self._write({**started, "compiled": compiled or "yes", "graph": problem or "captured"})
 
     def _compile(self, tokens: Tensor, marks: Tensor) -> str | None:

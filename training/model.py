@@ -96,7 +96,7 @@ class Linear(nn.Module):
 
 def joined(x: Tensor, *layers: Linear) -> list[Tensor]:
     """The products of `x` with several weights, computed as one."""
-    weights = [layer.weight for layer in layers]
+    weights: list[Tensor] = [layer.weight for layer in layers]
     product = F.linear(x, torch.cat(weights).to(x.dtype))
     return list(product.split([len(weight) for weight in weights], -1))
 
@@ -149,7 +149,7 @@ class _Conv1d(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, width).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _Convolution.apply(x, self.weight[:, 0])
+        result: Tensor = _Convolution.apply(x, self.weight[:, 0])  # type: ignore[no-untyped-call] # torch's
         return result
 
 
@@ -189,7 +189,8 @@ class GatedDeltaNet(nn.Module):
         out = gated_delta_rule(query, key, cut[2], gates[0], gates[1])
         out = self.norm(out).view(chunks, rows, heads, CHUNK, dim).permute(1, 0, 3, 2, 4)
         gated = out * F.silu(z.float()).view(rows, chunks, CHUNK, heads, dim)
-        return self.out_proj(gated.to(x.dtype).reshape(rows, length, heads * dim))
+        result: Tensor = self.out_proj(gated.to(x.dtype).reshape(rows, length, heads * dim))
+        return result
 
 
 class Attention(nn.Module):
@@ -217,7 +218,8 @@ class Attention(nn.Module):
         key = _rotated(self.k_norm(k), cos, sin).to(x.dtype).repeat_interleave(groups, 2).transpose(1, 2)
         value = v.repeat_interleave(groups, 2).transpose(1, 2)
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
-        return self.o_proj((out * torch.sigmoid(gate)).reshape(rows, length, -1))
+        result: Tensor = self.o_proj((out * torch.sigmoid(gate)).reshape(rows, length, -1))
+        return result
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, T, H, D], [T, 1, R / 2]
@@ -237,7 +239,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = joined(x, self.gate_proj, self.up_proj)
-        return self.down_proj(F.silu(gate) * up)
+        result: Tensor = self.down_proj(F.silu(gate) * up)
+        return result
 
 
 class Layer(nn.Module):
@@ -258,7 +261,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
         inner = self.input_layernorm(x).to(dtype)
         x = x + (self.self_attn(inner, cos, sin) if self.full else self.linear_attn(inner))
-        return x + self.mlp(self.post_attention_layernorm(x).to(dtype))
+        result: Tensor = x + self.mlp(self.post_attention_layernorm(x).to(dtype))
+        return result
 
 
 class Decoder(nn.Module):

@@ -31,7 +31,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for a, b, c in ROUNDS:
         square = x @ x.transpose(1, 2)
         x = a * x + (b * square + c * square @ square) @ x
-    return (x if wide else x.transpose(1, 2)).to(matrices.dtype)
+    turned_back: Tensor = x if wide else x.transpose(1, 2)
+    return turned_back.to(matrices.dtype)
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -49,7 +50,7 @@ class Optimizer:
         self.rate = torch.zeros((), device=device)  # of AdamW, and of Muon in updates of AdamW's size
         self.count = torch.zeros((), device=device)  # steps so far
         self.norm = torch.zeros((), device=device)  # of the last gradient, before clipping
-        self._others = [p for name, p in named if not is_matrix(name, p)]
+        self._others: list[Tensor] = [p for name, p in named if not is_matrix(name, p)]
         shapes: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for name, parameter in named:
             if is_matrix(name, parameter):
@@ -79,8 +80,9 @@ class Optimizer:
             momentum.lerp_(gradient, 1 - MOMENTUM)
             update = orthogonal(gradient.lerp(momentum, MOMENTUM))
             size = 0.2 * max(group[0].shape) ** 0.5  # the root mean square of AdamW's updates
-            torch._foreach_mul_(list(group), 1 - self.rate * DECAY)
-            torch._foreach_sub_(list(group), list((update * (self.rate * size)).unbind()))
+            weights: list[Tensor] = [*group]
+            torch._foreach_mul_(weights, 1 - self.rate * DECAY)
+            torch._foreach_sub_(weights, list((update * (self.rate * size)).unbind()))
 
     def _move_others(self) -> None:
         gradients = [_gradient(p) for p in self._others]
@@ -90,7 +92,7 @@ class Optimizer:
         scales = torch._foreach_sqrt(self._second)
         torch._foreach_mul_(scales, self._debias(BETAS[1]).sqrt())
         torch._foreach_add_(scales, EPS)
-        updates = torch._foreach_div(self._first, scales)
+        updates: list[Tensor] = [*torch._foreach_div(self._first, scales)]
         torch._foreach_mul_(updates, self.rate * self._debias(BETAS[0]))
         torch._foreach_sub_(self._others, updates)
 
@@ -114,6 +116,6 @@ class Optimizer:
         self.count.copy_(state["count"][0])
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad

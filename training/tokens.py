@@ -85,6 +85,14 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
 
+def marker_id(tokenizer: Tokenizer, marker: str) -> int:
+    """The token id of a marker. Raises ValueError if the tokenizer has no such token."""
+    found = tokenizer.token_to_id(marker)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {marker}: make it with `python -m training.tokens FOLDER`")
+    return found
+
+
 class Encoder:
     """Applies a tokenizer to text with few different words: each word is tokenised once, then looked up."""
 
@@ -92,7 +100,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._words: dict[str, list[int]] = {}
         markers = sorted(SPECIAL + SHOWN, key=len, reverse=True)
-        self._ids = {text: tokenizer.token_to_id(text) for text in markers}
+        self._ids = {text: marker_id(tokenizer, text) for text in markers}
         self._cut = re.compile("(" + "|".join(map(re.escape, markers)) + ")")
         self._find = re.compile(WORDS).findall
 

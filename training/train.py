@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from .batches import Feed, training_rows
 from .held_out import held_out_rows
-from .tokens import BETWEEN, END
+from .tokens import BETWEEN, END, marker_id
 
 BUNDLE = Path(__file__).resolve().parent.parent / "asyncllm_nb" / "tiny_hybrid"
 
@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
             seed=chosen.seed,
             device=chosen.device,
             dtype=chosen.dtype or ("float32" if chosen.device == "cpu" else "bfloat16"),
-            end=tokenizer.token_to_id(END),
-            pad=tokenizer.token_to_id(BETWEEN),
+            end=marker_id(tokenizer, END),
+            pad=marker_id(tokenizer, BETWEEN),
             resume=chosen.resume,
             max_steps=chosen.max_steps,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from . import arithmetic, calling, examples, logs, speech
-from .arithmetic import Correction, Problem, Quantity, make_problem
+from .arithmetic import Correction, NotCorrectable, Problem, Quantity, make_problem
 from .calling import calculate
 from .examples import KINDS, make_example, mixture
 from .logs import Log, make_log
@@ -29,6 +29,7 @@ __all__ = [
     "Correction",
     "Example",
     "Log",
+    "NotCorrectable",
     "Piece",
     "Problem",
     "Quantity",

@@ -31,6 +31,10 @@ CORRECTABLE = ("base", "more", "fewer")
 """Kinds of quantities whose sentence has a number that a correction can change."""
 
 
+class NotCorrectable(ValueError):
+    """No other number in any sentence of a problem changes its answer. One in a million is so."""
+
+
 @dataclass(frozen=True)
 class Quantity:
     """One quantity of a problem. `operands` are the places of the quantities that it refers to."""
@@ -204,7 +208,7 @@ class Problem:
         """A correction that changes the answer. What it makes of a problem for training is for training.
 
         Raises:
-            ValueError: no other number of any sentence changes the answer.
+            NotCorrectable: no other number of any sentence changes the answer; draw another problem.
         """
         places = [place for place, kind in enumerate(self.kinds) if kind in CORRECTABLE]
         for _ in range(20):
@@ -219,7 +223,7 @@ class Problem:
                 found = self._correction(place, number)
                 if found is not None:
                     return found
-        raise ValueError(f"no number of this problem can be corrected: {self.text}")
+        raise NotCorrectable(f"no number of this problem can be corrected: {self.text}")
 
     def _correction(self, place: int, number: int) -> Correction | None:
         if number == self.numbers[place]:

@@ -54,7 +54,7 @@ def _earlier(rng: Random, thinking: Thinking, place: int) -> str:
     return found
 
 
-def _last_word(thinking: Thinking, said: str) -> str:
+def last_word(thinking: Thinking, said: str) -> str:
     """What is answered when the thinking breaks off: the answer if it stands there, else how far it got."""
     if not said:
         return "So far: nothing."
@@ -73,7 +73,7 @@ def stopped_example(rng: Random) -> Example:
     while not holds:
         thinking, place = _cut_thinking(rng)
         said, holds = thinking.said(place)
-    answer = _last_word(thinking, said) + END
+    answer = last_word(thinking, said) + END
     begun = [*thinking.opening, (thinking.text[:place], False)]
     if way < 0.65:
         stop = STOPS[0] if rng.random() < 0.6 else pick(rng, STOPS)
@@ -159,6 +159,6 @@ def _summed_up_behind(rng: Random) -> Example:
     if holds and rng.random() < 0.5:
         pieces += [
             (BREAK if done else pick(rng, CLOSINGS), False),
-            (_last_word(thinking, said) + END, True),
+            (last_word(thinking, said) + END, True),
         ]
     return example(*pieces)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from .arithmetic import NotCorrectable
 from .breaking_off import stopped_example, summary_example
 from .calling import calc_example, sub_question_example
 from .logs import QUESTION, Log, make_log
@@ -154,7 +155,10 @@ def make_example(rng: Random, kind: str) -> Example:
     if kind not in _MAKERS:
         raise ValueError(f"no kind {kind!r}; there are {', '.join(KINDS)}")
     while True:
-        made = _MAKERS[kind](rng)
+        try:
+            made = _MAKERS[kind](rng)
+        except NotCorrectable:
+            continue
         if sum(len(piece.text) for piece in made) <= LONGEST:
             return made
 
