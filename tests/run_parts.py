@@ -74,7 +74,6 @@ PARTS = (
         6,
         ("test_approximation.py", "test_evals*.py", "test_task*.py", "test_tiny*.py", "test_training.py"),
     ),
-    Part("tiny model", 4, ("test_tiny_hybrid.py", "test_training.py")),
     Part("hybrid", 3, ("test_exact*.py", "test_programs.py")),
     Part(
         "agents",

@@ -1,0 +1,39 @@
+"""JSON files that are there whole or not at all, with a line for each record. Knows numbers and strings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(file: str | os.PathLike[str], document: Mapping[str, Any]) -> Path:
+    """Write `document`, replacing what was there in one go. Makes the folder. Returns the path."""
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        unfinished.write_text(_lines(document) + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """JSON with a line for each member of an object and for each of a list of lists, so that versions of a
+    file can be compared."""
+    inner = indent + " "
+    if isinstance(value, Mapping) and value:
+        members = [f"{inner}{json.dumps(str(key))}: {_lines(member, inner)}" for key, member in value.items()]
+        return "{\n" + ",\n".join(members) + f"\n{indent}}}"
+    if isinstance(value, list) and value and all(isinstance(member, list) for member in value):
+        return "[\n" + ",\n".join(f"{inner}{_one_line(member)}" for member in value) + f"\n{indent}]"
+    return _one_line(value)
+
+
+def _one_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,338 @@
+"""A log that is watched by probes while a thinker explains it, beside a loop that reads everything first.
+
+    python -m asyncllm_nb.evals.logs --model tiny-hybrid --logs 300 --out logs.json
+
+Knows the public API and the logs of `asyncllm_nb.tasks`. Views (the last block is written):
+
+    log                 the rule and the lines so far; the user's turn stays open
+    log thinker         closes the turn, explains line by line, and sees new lines as they come
+
+Time is counted in forward passes. A line is due after every `pace` tokens of the thinker. The *watcher*
+encodes it and asks "Warn?" by a probe. The *sequential* loop waits for the last line, then writes an
+explanation of each, and warns in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..tasks.logs import QUESTION, Log, make_log
+from .files import write_json
+from .passes import Passes
+from .protocol import Frame, Setup
+from .sharded import BATCH
+from .statistics import Share, mean
+from .tables import Table
+
+if TYPE_CHECKING:
+    from ..engine.blocks import CacheBlock
+    from ..llm import AsyncLLM
+
+FORMAT = "asyncllm_nb.evals.logs"
+VERSION = 1
+MOST = 600
+"""Tokens of an explanation."""
+CHOICES = (" yes", " no")
+WARNS = "so warn."
+"""How the explanation of a line that calls for a warning ends."""
+
+Way = Literal["watcher", "sequential"]
+WAYS: tuple[Way, ...] = ("watcher", "sequential")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of one log, and what a way made of it.
+
+    fires: does it call for a warning? warned: did it get one? None if nothing was said about it.
+    delay: forward passes from when the line was due until that was known.
+    """
+
+    log: int
+    index: int
+    way: Way
+    fires: bool
+    warned: bool | None
+    delay: int | None
+
+
+COLUMNS = tuple(f.name for f in fields(Line))
+
+
+@dataclass
+class Watch:
+    """All lines of an evaluation, its settings, and for each way the forward passes of each log."""
+
+    settings: dict[str, Any]
+    lines: list[Line] = field(default_factory=list)
+    passes: dict[str, list[int]] = field(default_factory=dict)
+
+    def detected(self, way: Way) -> Share:
+        """Of the lines that call for a warning, how many got one."""
+        fired = [line for line in self.lines if line.way == way and line.fires]
+        return Share(sum(line.warned is True for line in fired), len(fired))
+
+    def false_alarms(self, way: Way) -> Share:
+        """Of the other lines, how many got one."""
+        quiet = [line for line in self.lines if line.way == way and not line.fires]
+        return Share(sum(line.warned is True for line in quiet), len(quiet))
+
+    def delays(self, way: Way) -> list[int]:
+        """Of the lines that were rightly warned of."""
+        return [
+            line.delay
+            for line in self.lines
+            if line.way == way and line.fires and line.warned and line.delay is not None
+        ]
+
+    def table(self) -> Table:
+        """A row for each way."""
+        columns = ["way", "lines", "detected (95 %)", "false alarms (95 %)", "delay, mean", "delay, worst",
+                   "forward passes a log"]  # fmt: skip
+        rows = []
+        for way in WAYS:
+            delays = self.delays(way)
+            rows.append(
+                [
+                    way,
+                    str(sum(line.way == way for line in self.lines)),
+                    str(self.detected(way)),
+                    str(self.false_alarms(way)),
+                    f"{mean([float(d) for d in delays]):.1f}",
+                    str(max(delays, default="–")),
+                    f"{mean([float(p) for p in self.passes.get(way, [])]):.1f}",
+                ]
+            )
+        return Table.of(columns, rows)
+
+    def to_json(self, file: str | os.PathLike[str]) -> Path:
+        """Write all of it, whole or not at all. Returns the path."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "settings": self.settings,
+            "passes": self.passes,
+            "columns": list(COLUMNS),
+            "lines": [list(astuple(line)) for line in self.lines],
+        }
+        return write_json(file, document)
+
+    @staticmethod
+    def from_json(file: str | os.PathLike[str]) -> Watch:
+        """Read what `to_json` wrote. Raises ValueError for any other file."""
+        try:
+            document = json.loads(Path(file).read_text(encoding="utf-8"))
+            if document["format"] != FORMAT or document["version"] != VERSION:
+                raise KeyError("format")
+            names = document["columns"]
+            lines = [Line(**dict(zip(names, row, strict=True))) for row in document["lines"]]
+            return Watch(document["settings"], lines, document["passes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is no result of the log watcher, version {VERSION}") from error
+
+    def __repr__(self) -> str:
+        return f"<Watch of {len(self.lines)} lines>"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def held_out_logs(count: int, lines: int = 12, seed: int = 0) -> list[Log]:
+    """`count` logs that were held out of training. The same arguments give the same logs."""
+    rng = random.Random(f"logs/{seed}")
+    return [make_log(rng, lines, held_out=True) for _ in range(count)]
+
+
+async def run(
+    llm: AsyncLLM,
+    logs: Iterable[Log],
+    *,
+    pace: int = 8,
+    max_tokens: int = MOST,
+    concurrency: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> Watch:
+    """Watch every log in both ways. `pace`: tokens of the thinker from one line to the next; `progress` is
+    called with the number of logs done.
+
+    Raises ValueError for wrong arguments, before anything runs.
+    """
+    logs = list(logs)
+    if not logs or pace < 1 or max_tokens < 1 or concurrency < 1:
+        raise ValueError("give at least one log, and pace, max_tokens and concurrency of at least 1")
+    frame = Frame.of(llm, Setup())
+    settings = {
+        "model": Path(llm.trace.model).name or llm.trace.model,
+        "logs": len(logs),
+        "pace": pace,
+        "max_tokens": max_tokens,
+    }
+    found: dict[int, dict[Way, tuple[list[Line], int]]] = {}
+    left = iter(enumerate(logs))
+
+    async def work(passes: Passes) -> None:
+        for number, log in left:  # shared by all workers
+            one = _OneLog(llm, frame, passes, number, log, pace, max_tokens)
+            found[number] = {"watcher": await one.watched(), "sequential": await one.read_first()}
+            if progress is not None:
+                progress(len(found))
+
+    with Passes(llm) as passes:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(work(passes))
+    result = Watch(settings)
+    for way in WAYS:
+        for number in range(len(logs)):
+            lines, count = found[number][way]
+            result.lines += lines
+            result.passes.setdefault(way, []).append(count)
+    return result
+
+
+class _OneLog:
+    """One log, watched in each way."""
+
+    def __init__(
+        self, llm: AsyncLLM, frame: Frame, passes: Passes, number: int, log: Log, pace: int, most: int
+    ) -> None:
+        self.llm, self.frame, self.passes = llm, frame, passes
+        self.number, self.log, self.pace, self.most = number, log, pace, most
+
+    def line(self, index: int, way: Way, warned: bool | None, delay: int | None) -> Line:
+        return Line(self.number, index, way, self.log.answers[index], warned, delay)
+
+    def opening(self, lines: Iterable[str] = ()) -> list[int]:
+        """The user's turn with the rule, and lines behind it."""
+        said = self.log.head + "".join(line + "\n" for line in lines)
+        return [*self.llm.encode(self.frame.before), *self.llm.encode(said, control=False)]
+
+    # ---- the watcher ----------------------------------------------------------------------------
+
+    async def watched(self) -> tuple[list[Line], int]:
+        """Its lines, and how many forward passes all of it took."""
+        log, thinker = await self.llm.create_blocks("log", "thinker")
+        await self.llm.forward(self.opening(), [log], logits="none")
+        due = asyncio.Queue[int | None]()  # for each line, the passes made when it was due
+        due.put_nowait(None)
+        started = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self.watch(log, due, started))
+            group.create_task(self.explain(log, thinker, due, started))
+        count = self.passes.of(log)
+        self.passes.forget(log)
+        for block in (log, thinker):
+            await self.llm.free_block(block)
+        return watching.result(), count
+
+    async def watch(
+        self, log: CacheBlock, due: asyncio.Queue[int | None], started: asyncio.Event
+    ) -> list[Line]:
+        """Encode each line when it is due, and ask behind it."""
+        found = []
+        for index, text in enumerate(self.log.lines):
+            since = await due.get()
+            if since is None:  # now
+                since = self.passes.of(log)
+            await self.llm.forward(self.llm.encode(text + "\n", control=False), [log], logits="none")
+            started.set()
+            chances = await self.llm.probe(QUESTION, [log], CHOICES)
+            warned = chances[CHOICES[0]] > chances[CHOICES[1]]
+            found.append(self.line(index, "watcher", warned, self.passes.of(log) - since))
+        return found
+
+    async def explain(
+        self, log: CacheBlock, thinker: CacheBlock, due: asyncio.Queue[int | None], started: asyncio.Event
+    ) -> None:
+        """Explain the lines so far while others come. When it has ended, each that is left is due as soon as
+        the one before has been answered."""
+        await started.wait()
+        stop = self.frame.think_end or ()
+        left = len(self.log.lines) - 1
+        thoughts = self.llm.generate(
+            self.frame.behind, [log, thinker], stop=stop, max_tokens=self.most, name="explain"
+        )
+        async for _ in thoughts:
+            if left and len(thoughts.token_ids) % self.pace == 0:
+                due.put_nowait(self.passes.of(log))
+                left -= 1
+        for _ in range(left):
+            due.put_nowait(None)
+
+    # ---- everything first -----------------------------------------------------------------------
+
+    async def read_first(self) -> tuple[list[Line], int]:
+        """The same for the loop that reads everything, then explains line by line."""
+        block = await self.llm.create_block("all of the log")
+        said = [*self.opening(self.log.lines), *self.llm.encode(self.frame.behind)]
+        stop = self.frame.think_end or ()
+        told = self.llm.generate(said, [block], stop=stop, max_tokens=self.most, name="explain all")
+        ends: list[int] = []  # for each character of the text, the passes after which it was there
+        async for token in told:
+            ends += [self.passes.until(block, token.step)] * (len(told.full_text) - len(ends))
+        found = [self.read(index, told.full_text, ends) for index in range(len(self.log.lines))]
+        count = self.passes.of(block)
+        self.passes.forget(block)
+        await self.llm.free_block(block)
+        return found, count
+
+    def read(self, index: int, text: str, ends: Sequence[int]) -> Line:
+        """What the explanation says about a line, and when that was there. The last line was due
+        `pace` passes after the one before, and so on."""
+        at = text.find(self.log.lines[index] + ":")
+        end = text.find("\n", at) if at >= 0 else -1
+        if end < 0:
+            return self.line(index, "sequential", None, None)
+        waited = (len(self.log.lines) - 1 - index) * self.pace
+        return self.line(index, "sequential", text[at:end].endswith(WARNS), waited + ends[end - 1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.logs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    parser.add_argument("--logs", type=int, default=300, help="how many")
+    parser.add_argument("--lines", type=int, default=12, help="of each log")
+    parser.add_argument("--pace", type=int, default=8, help="tokens of the thinker from line to line")
+    parser.add_argument("--max-tokens", type=int, default=MOST, help="of an explanation")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--concurrency", type=int, default=16, help="logs at a time")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    options = parser.parse_args(arguments)
+    result = asyncio.run(_main(options))
+    if options.out is not None:
+        result.to_json(options.out)
+    print(result.table())
+
+
+async def _main(options: argparse.Namespace) -> Watch:
+    from ..llm import AsyncLLM
+
+    def progress(done: int) -> None:
+        if done % 20 == 0:
+            print(f"{done} of {options.logs} logs", file=sys.stderr, flush=True)
+
+    logs = held_out_logs(options.logs, options.lines, options.seed)
+    async with AsyncLLM(options.model, max_batch_tokens=BATCH) as llm:
+        return await run(
+            llm,
+            logs,
+            pace=options.pace,
+            max_tokens=options.max_tokens,
+            concurrency=options.concurrency,
+            progress=progress,
+        )
+
+
+if __name__ == "__main__":
+    main()

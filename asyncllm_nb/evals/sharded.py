@@ -1,0 +1,321 @@
+"""The sharded-input test: how good are answers when part of the input arrives while the model thinks?
+
+    python -m asyncllm_nb.evals.sharded --model tiny-hybrid --problems 300 --out result.json
+    python -m asyncllm_nb.evals.sharded --model Qwen/Qwen3.5-9B --dataset math.jsonl --out result.json
+
+Knows how many runs share one engine. One run is `protocol`, what came out is `results`.
+
+For each problem, each k and each routing a thinker and a writer run at once; a correction arrives when the
+thinker has made k tokens, and everything computed stays. An evaluation that was stopped goes on where its
+file ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cases import Case, arithmetic_cases, as_cases, load_jsonl
+from .passes import Passes
+from .protocol import ROUTINGS, Frame, Routing, Setup, run_once
+from .results import Result, Run
+from .scoring import SCORINGS, Scoring
+
+if TYPE_CHECKING:
+    from ..llm import AsyncLLM
+
+KS: tuple[int | None, ...] = (0, 4, 8, 16, 32, 64, 128, None)
+"""Tokens that the thinker has made when the correction comes; None: it never comes."""
+
+BATCH = 4096
+"""Tokens in a step: room for whatever all runs ask for at once, so that none of them waits for others."""
+
+SLOTS = 6
+"""Of a run, in models that have some: four blocks that hold something, and one for each of two that write."""
+
+Job = tuple[Case, Routing, int | None]
+
+
+async def run(
+    llm: AsyncLLM,
+    problems: Iterable[Case | Sequence[Any]],
+    ks: Sequence[int | None] = KS,
+    routings: Sequence[Routing] = ROUTINGS,
+    *,
+    setup: Setup | None = None,
+    scoring: str | Scoring = "integer",
+    concurrency: int = 32,
+    done: Result | None = None,
+    progress: Callable[[Result, int], None] | None = None,
+) -> Result:
+    """Run every problem at each `ks` and through each of `routings`; `concurrency` at a time.
+
+    Parameters
+    ----------
+    problems: cases, or (problem, correction, answer before, answer after).
+    ks: tokens thought when the correction comes; None is the control "never", one run for all routings.
+    scoring: "integer", "boxed", or a `Scoring`.
+    done: a result of the same settings, whose runs are not made again.
+    progress: called after each run with the result so far and the number of all runs.
+
+    Raises ValueError for wrong arguments, before anything runs, and whatever a run raises. Streams are
+    greedy: a run gives the same on its own and beside others, near ties of two tokens aside.
+    """
+    cases = as_cases(problems)
+    scoring = _scoring(scoring)
+    setup = setup or Setup()
+    _check(ks, routings, concurrency)
+    cases = [replace(case, id=case.id or str(index)) for index, case in enumerate(cases)]
+    if len({case.id for case in cases}) < len(cases):
+        raise ValueError("two problems have the same id")
+    frame = Frame.of(llm, setup)
+    settings = settings_of(llm, cases, ks, routings, setup, scoring)
+    result = Result(settings)
+    if done is not None:
+        check_same(done.settings, settings)
+        result.runs.extend(done.runs)
+    made = {run.key for run in result.runs}
+    jobs = list(_jobs(cases, ks, routings))
+    missing = [job for job in jobs if (job[0].id, job[1], job[2]) not in made]
+    _check_slots(llm, min(concurrency, len(missing)))
+    left = iter(missing)
+
+    async def work(passes: Passes) -> None:
+        for case, routing, k in left:  # shared by all workers
+            result.runs.append(await _run(llm, frame, setup, scoring, passes, case, routing, k))
+            if progress is not None:
+                progress(result, len(jobs))
+
+    with Passes(llm) as passes:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(work(passes))
+    order = {(case.id, routing, k): index for index, (case, routing, k) in enumerate(jobs)}
+    result.runs.sort(key=lambda run: order[run.key])
+    return result
+
+
+async def _run(
+    llm: AsyncLLM,
+    frame: Frame,
+    setup: Setup,
+    scoring: Scoring,
+    passes: Passes,
+    case: Case,
+    routing: Routing,
+    k: int | None,
+) -> Run:
+    found = await run_once(llm, frame, setup, passes, case.problem, case.correction, routing, k)
+    return Run(
+        case=case.id,
+        routing=routing,
+        k=k,
+        outcome=scoring.outcome(found.answer, case.before, case.after),
+        taken_up=scoring.takes_up(found.thinking, case.after),
+        arrived=found.arrived,
+        ended=found.ended,
+        tokens=found.thinking_tokens,
+        passes=found.passes,
+        first_word=found.first_word,
+        first_answer=found.first_answer,
+        answer=found.answer,
+    )
+
+
+def _jobs(cases: Iterable[Case], ks: Sequence[int | None], routings: Sequence[Routing]) -> Iterator[Job]:
+    """Problem by problem, so that an unfinished evaluation has whole problems."""
+    for case in cases:
+        for k in ks:
+            if k is None:
+                yield case, "never", None
+            else:
+                yield from ((case, routing, k) for routing in routings)
+
+
+def _scoring(scoring: str | Scoring) -> Scoring:
+    if isinstance(scoring, Scoring):
+        return scoring
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, or a Scoring, not {scoring!r}")
+    return SCORINGS[scoring]
+
+
+def _check(ks: Sequence[int | None], routings: Sequence[Routing], concurrency: int) -> None:
+    for k in ks:
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
+            raise ValueError(f"ks are numbers of tokens from 0 on, or None for never, not {k!r}")
+    for routing in routings:
+        if routing not in ROUTINGS:
+            raise ValueError(f"a routing is one of {', '.join(ROUTINGS)}, not {routing!r}")
+    if not ks or len(set(ks)) < len(ks) or len(set(routings)) < len(routings):
+        raise ValueError("give one or more different ks, and each routing once")
+    if not routings and any(k is not None for k in ks):
+        raise ValueError(f"give one or more routings of {', '.join(ROUTINGS)}")
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+
+
+def _check_slots(llm: AsyncLLM, together: int) -> None:
+    slots, needed = llm.stats()["slots"], SLOTS * together
+    if 0 < slots < needed:
+        raise ValueError(
+            f"{together} problems at a time need {needed} slots and the engine has {slots}: ask for a "
+            f"concurrency of {max(1, slots // SLOTS)}, or make the engine with max_blocks={needed}"
+        )
+
+
+# ---- settings ---------------------------------------------------------------------------------------
+
+
+def settings_of(
+    llm: AsyncLLM,
+    cases: Sequence[Case],
+    ks: Sequence[int | None],
+    routings: Sequence[Routing],
+    setup: Setup,
+    scoring: Scoring,
+) -> dict[str, Any]:
+    """What a result depends on, as JSON knows it."""
+    text = json.dumps([asdict(case) for case in cases], ensure_ascii=False)
+    return {
+        "model": Path(llm.trace.model).name or llm.trace.model,
+        "problems": len(cases),
+        "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "ks": list(ks),
+        "routings": list(routings),
+        "scoring": scoring.name,
+        "setup": {**asdict(setup), "template_args": dict(setup.template_args)},
+    }
+
+
+def check_same(done: Any, wanted: Any) -> None:
+    """Raise ValueError that names what differs between the settings of two results."""
+    differ = [name for name in wanted if done.get(name) != wanted[name]]
+    if differ:
+        pairs = "; ".join(f"{name}: {done.get(name)!r}, now {wanted[name]!r}" for name in differ)
+        raise ValueError(f"the result was made with other settings ({pairs}): start a new file")
+
+
+# ---- the command line -------------------------------------------------------------------------------
+
+
+def parse_ks(text: str) -> list[int | None]:
+    """ "0,4,never" as numbers and None."""
+    try:
+        return [None if part.strip() == "never" else int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers and 'never', as in 0,16,never") from None
+
+
+class Saver:
+    """Writes the result every now and then, and says how far it is."""
+
+    def __init__(self, out: Path | None, done: int, seconds: float = 20.0) -> None:
+        self.out, self.seconds, self.done = out, seconds, done
+        self.began = self.last = time.monotonic()
+
+    def __call__(self, result: Result, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last < self.seconds and len(result.runs) < total:
+            return
+        self.last = now
+        if self.out is not None:
+            result.to_json(self.out)
+        rate = (len(result.runs) - self.done) / (now - self.began)
+        left = (total - len(result.runs)) / rate
+        print(f"{len(result.runs)} of {total} runs, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """What the evaluations on problems have in common."""
+    parser = argparse.ArgumentParser(prog=f"python -m asyncllm_nb.evals.{name}", description=about)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    parser.add_argument("--problems", type=int, help="how many (default: 300, or all of the dataset)")
+    parser.add_argument("--dataset", type=Path, help="JSON lines: problem, correction, answer_after, ...")
+    parser.add_argument("--seed", type=int, default=0, help="of the made-up problems")
+    parser.add_argument("--scoring", choices=SCORINGS, help="default: integer, or boxed for a dataset")
+    parser.add_argument("--concurrency", type=int, default=32, help="problems at a time")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
+    parser.add_argument("--max-blocks", type=int, help="slots of the engine, for a larger concurrency")
+    parser.add_argument("--max-thinking", type=int, default=Setup.max_thinking, help="tokens")
+    parser.add_argument("--max-answer", type=int, default=Setup.max_answer, help="tokens")
+    parser.add_argument("--system", help="a system prompt")
+    return parser
+
+
+def engine_of(options: argparse.Namespace) -> AsyncLLM:
+    """The engine that a command line asks for."""
+    from ..llm import AsyncLLM
+
+    return AsyncLLM(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        max_batch_tokens=BATCH,
+        max_blocks=options.max_blocks,
+    )
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """The problems that a command line asks for."""
+    if options.dataset is not None:
+        return load_jsonl(options.dataset)[: options.problems]
+    return arithmetic_cases(300 if options.problems is None else options.problems, options.seed)
+
+
+def setup_of(options: argparse.Namespace) -> Setup:
+    return Setup(max_thinking=options.max_thinking, max_answer=options.max_answer, system=options.system)
+
+
+def scoring_of(options: argparse.Namespace) -> str:
+    return str(options.scoring or ("integer" if options.dataset is None else "boxed"))
+
+
+async def _main(options: argparse.Namespace) -> Result:
+    done = None
+    if options.out is not None and options.out.exists():
+        done = Result.from_json(options.out)
+    cases = cases_of(options)
+    async with engine_of(options) as llm:
+        result = await run(
+            llm,
+            cases,
+            options.ks,
+            options.routing or ROUTINGS,
+            setup=setup_of(options),
+            scoring=scoring_of(options),
+            concurrency=options.concurrency,
+            done=done,
+            progress=Saver(options.out, len(done.runs) if done else 0),
+        )
+    if options.out is not None:
+        result.to_json(options.out)
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = common_parser("sharded", __doc__)
+    parser.add_argument("--out", type=Path, help="JSON file; one that is there is continued")
+    parser.add_argument("--ks", type=parse_ks, default=list(KS), help="as in 0,16,never")
+    parser.add_argument("--routing", action="append", choices=ROUTINGS, help="may be given several times")
+    parser.add_argument("--plot", type=Path, help="write the curve as an HTML page")
+    options = parser.parse_args(arguments)
+    result = asyncio.run(_main(options))
+    print(result.table(), result.work_table(), sep="\n\n")
+    if options.plot is not None:
+        result.plot().write_html(options.plot)
+
+
+if __name__ == "__main__":
+    main()
