@@ -368,7 +368,8 @@ class Agent:
 
     def _is_shown(self) -> bool:
         """Does a panel show what a coroutine fails with?"""
-        return bool(self._observers) or self._engine.recorder.tasks.shows_errors()
+        tasks = self._engine.recorder.tasks
+        return bool(self._observers) or tasks.shows_errors() or tasks.shows_agents()
 
     def _notify(self) -> None:
         for observer in list(self._observers):

@@ -17,7 +17,7 @@ from contextvars import Context, ContextVar
 from types import TracebackType
 from typing import Any, Literal
 
-from .engine.engine import Engine
+from .engine.engine import Engine, in_background
 from .notebook import error_text
 from .sources import Function, Source
 
@@ -178,6 +178,7 @@ class AgentCoroutine:
         self._told_at = None
         context = self._code.context.copy()
         context.run(caller.set, self.name)
+        context.run(in_background.set, True)
         try:
             function = self._code.build()
             coroutine = context.run(function, **({"agent": self._agent} if takes_agent(function) else {}))

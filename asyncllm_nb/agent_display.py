@@ -1,20 +1,28 @@
-"""What an agent looks like in a notebook: its coroutines, blocks and tool calls, as they change.
+"""What an agent looks like in a notebook: its panel, and the static form that a saved notebook keeps.
 
-Knows an agent's public attributes. How a display is kept up to date is `live`'s, colours are `markup`'s.
+Knows an agent's public attributes. What the panel draws is `widgets/agents.js`'s; how a display is kept up
+to date is `live`'s, colours are `markup`'s.
 """
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from html import escape
 from typing import TYPE_CHECKING
 
 from .agent_coroutines import AgentCoroutine
+from .host import kernel_loop
 from .live import LiveHTML, Picture
 from .markup import block_label, code, error_box, muted, table, text_table
 from .tools import ToolCall
 
 if TYPE_CHECKING:
     from .agent import Agent
+    from .widgets.base import Widget
+
+INTERVAL = 10.0  # s from one update of the static form to the next while the agent runs
+SETTLE = 0.4  # s after which an end, a failure or a call that waits is drawn
 
 MARKS = {
     "running": ("●", "#00875F"),
@@ -42,15 +50,77 @@ WORDS = {
 CALLS_SHOWN = 12
 RESULT_LENGTH = 80
 
+_widgets: weakref.WeakKeyDictionary[Agent, Widget] = weakref.WeakKeyDictionary()
+"""The panel of each agent that was shown: showing it again opens another view of the same."""
+
 
 def display_agent(agent: Agent) -> None:
-    """Show `agent` as the cell's output, and keep it up to date. Showing it again replaces the earlier
-    display. Raises NotImplementedError outside of a kernel: IPython then shows the repr."""
-    live = LiveHTML(agent, draw_agent, kind="agent")
-    if live.retired:  # as it is from the start where there is no kernel
+    """Show `agent` as the cell's output: its panel, and below it the static form, which replaces an earlier
+    one. Raises NotImplementedError outside of a kernel: IPython then shows the repr."""
+    if kernel_loop() is None:
         raise NotImplementedError("there is no kernel to show an agent in")
-    live.on_retire(agent.observe(live.changed))
-    live.show()
+    agent_widget(agent)._ipython_display_()
+
+
+def agent_widget(agent: Agent) -> Widget:
+    """The panel of `agent` alone, made when first asked for."""
+    from .watching import watch  # loads the notebook's libraries
+    from .widgets.dashboard import Agents
+
+    widget = _widgets.get(agent)
+    if widget is None or widget.comm is None:
+        form = StaticAgent(agent)
+        widget = _widgets[agent] = Agents(choices={"agents.agent": agent.name})
+        watch(agent.llm._engine).attach(widget, form.show)
+    return widget
+
+
+class StaticAgent:
+    """The static form of an agent: a closed fold. Holds the agent weakly, as widgets live on."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = weakref.ref(agent)
+        self._live: LiveHTML[Agent] | None = None  # the newest
+        self._timer: asyncio.TimerHandle | None = None
+
+    def show(self) -> None:
+        """Show it as the next output of the running cell, and keep it up to date."""
+        agent = self._agent()
+        if agent is not None:
+            live = LiveHTML(agent, draw_static_agent, kind="agent", interval=INTERVAL)
+            if self._live is None:
+                agent.observe(self._changed)
+            self._live = live
+            live.show()
+
+    def _changed(self) -> None:
+        loop = kernel_loop()
+        assert self._live is not None
+        self._live.changed()
+        if self._timer is None and loop is not None and self._is_worth_a_picture():
+            self._timer = loop.call_later(SETTLE, self._settled)
+
+    def _is_worth_a_picture(self) -> bool:
+        """Is it at rest, or does something of it want a person's attention?"""
+        agent = self._agent()
+        if agent is None:
+            return False
+        failed = any(c.state == "failed" for c in agent.coroutines.values())
+        return failed or not agent.running or bool(agent.pending)
+
+    def _settled(self) -> None:
+        self._timer = None
+        if self._live is not None and not self._live.retired and self._is_worth_a_picture():
+            self._live.flush()
+
+
+def draw_static_agent(agent: Agent) -> Picture:
+    """`draw_agent` in a closed fold, whose title names what failed and what waits."""
+    html, text = draw_agent(agent)
+    failed = [f"{c.name} failed: {c.error}" for c in agent.coroutines.values() if c.state == "failed"]
+    waiting = [f"{call.name} {_words(call.state)}" for call in agent.pending]
+    head = "; ".join([f"Last picture of agent {agent.name}, {agent.state}", *failed, *waiting])
+    return f"<details><summary>{escape(head)}</summary>{html}</details>", f"{head}\n{text}"
 
 
 def draw_agent(agent: Agent) -> Picture:

@@ -14,7 +14,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from .engine.trace import Trace
 from .widgets.bundle import bundle, style
 
-PANELS = ("scrubber", "ledger", "streams", "views", "blocks", "timeline", "attention", "states")
+PANELS = ("scrubber", "ledger", "streams", "agents", "views", "blocks", "timeline", "attention", "states")
 LIMIT = 1_800_000
 """Bytes of a page beyond which readings are thinned out."""
 
@@ -70,7 +70,7 @@ def to_html(trace: Trace, file: str | os.PathLike[str]) -> Path:
         style=style(),
         recording="{recording}",
         code="{code}",
-        panels=json.dumps(_panels_of(document["records"], document["meta"])),
+        panels=json.dumps(_panels_of(document)),
     )
     room = LIMIT - len(head) - len(code)
     page = head.replace("{recording}", _fitting(document, room), 1).replace("{code}", code, 1)
@@ -86,10 +86,12 @@ def replay_document(trace: Trace) -> dict[str, Any]:
     return {**document, "meta": meta}
 
 
-def _panels_of(records: Iterable[Record], meta: Record) -> list[str]:
+def _panels_of(document: dict[str, Any]) -> list[str]:
     """All panels but those that have nothing to show."""
-    kinds = {record["t"] for record in records}
+    meta, base = document["meta"], document["base"]
+    kinds = {record["t"] for record in document["records"]}
     empty = {
+        "agents": not (base.get("agents") or base.get("calls") or {"agent", "tool"} & kinds),
         "attention": "shares" not in kinds,
         "states": not meta.get("linear_layers") or not {"norms", "states"} & kinds,
     }

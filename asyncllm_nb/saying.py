@@ -1,7 +1,8 @@
 """Text from outside into a block: of a person, a file or a tool. Knows the engine.
 
-It goes behind what the block holds, at a token boundary of whoever writes it, and is read under the
-blocks that the block's last writer reads. Marker strings in it are plain text.
+It goes behind what the block holds, at a token boundary of whoever writes it, and is encoded under the
+blocks that stand before it where a stream writes it; if none does, where one reads it. Marker strings
+in it are plain text.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def saying(engine: Engine, block: CacheBlock, text: str) -> Encoding:
 
 
 def _blocks_before(engine: Engine, block: CacheBlock) -> tuple[CacheBlock, ...]:
-    """The blocks before it in the view of the stream that writes it, those alive; none if no stream
-    does."""
-    writers = [stream for stream in engine.recent_streams() if stream.block is block]
-    if not writers:
+    """The blocks before it, those alive, in the view of the latest stream that writes it, or else reads it;
+    none if it stands in no stream's view."""
+    views = [stream.view for stream in engine.recent_streams() if block in stream.view]
+    written = [view for view in views if view[-1] is block]
+    if not views:
         return ()
-    return tuple(b for b in writers[-1].view[:-1] if not b._record.freed)
+    view = (written or views)[-1]
+    return tuple(b for b in view[: view.index(block)] if not b._record.freed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from .controls import Controls, kernel_note
@@ -40,14 +41,16 @@ class Watch:
         engine.observers += (self.publisher.notice, self._static.notice)
         publisher = self.publisher
         engine.recorder.tasks.shows_errors = lambda: "streams" in publisher.panels
+        engine.recorder.tasks.shows_agents = lambda: "agents" in publisher.panels
         self._shown: dict[type[Widget], Widget] = {}
 
-    def attach(self, widget: Widget) -> None:
-        """Send `widget` what happens, and do what its views ask for."""
+    def attach(self, widget: Widget, on_show: Callable[[], None] | None = None) -> None:
+        """Send `widget` what happens, and do what its views ask for. `on_show`: what to do after it was
+        shown, instead of showing the engine's static form."""
         loop = running_loop() or kernel_loop()
         if loop is not None:  # without one no view can ever open
             self.publisher.start(loop)
-            widget.handle(self.publisher.receive, self._static.show)
+            widget.handle(self.publisher.receive, on_show or self._static.show)
 
     def widget(self, kind: type[Widget], **options: Any) -> Widget:
         """The engine's widget of a class: made when first asked for, and the same from then on, so that

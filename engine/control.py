@@ -55,7 +55,7 @@ async def step(engine: Engine, n: int) -> int:
     engine.server.step_calls.append(call)
     engine.wake()
     try:
-        return await engine.wait(call.future)
+        return await engine.wait(call.future, steps=True)
     finally:
         if call in engine.server.step_calls:  # cancelled while it waited
             engine.server.step_calls.remove(call)

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from .blocks import BlockRecord, CacheBlock, Memory, PendingToken
@@ -35,6 +36,10 @@ T = TypeVar("T")
 
 HEARTBEAT = 0.1  # s; an idle event loop would not notice the notebook's stop button
 PAUSE_NOTICE = 2.0  # s until somebody who waits on a paused engine is told so
+
+in_background: ContextVar[bool] = ContextVar("asyncllm_nb_in_background", default=False)
+"""Does the running code belong to something that goes on after its cell, as an agent's coroutines do?"""
+
 
 class Engine:
     """Shared-memory inference for one model. Made by `build.build_engine`; used through `AsyncLLM`."""
@@ -161,15 +166,17 @@ class Engine:
 
     # ---- waiting --------------------------------------------------------------------------------
 
-    async def wait(self, future: asyncio.Future[T]) -> T:
-        """Await something of the engine, with a heartbeat that keeps the stop button working."""
+    async def wait(self, future: asyncio.Future[T], *, steps: bool = False) -> T:
+        """Await something of the engine, with a heartbeat that keeps the stop button working. `steps`: for
+        steps that were asked for, which a paused engine makes."""
         self.awaited.add(future)
         self._beat()
-        notice = self.loop.call_later(PAUSE_NOTICE, self.tell_paused)
+        notice = None if steps else self.loop.call_later(PAUSE_NOTICE, self.tell_paused)
         try:
             return await future
         finally:
-            notice.cancel()
+            if notice is not None:
+                notice.cancel()
             self.awaited.discard(future)
 
     def _beat(self) -> None:
@@ -179,7 +186,9 @@ class Engine:
 
     def tell_paused(self) -> None:
         """If it is paused, say so. Runs in the context of who waits, so that the words reach the right
-        cell, once each."""
+        cell, once each; not for what no cell waits for."""
+        if in_background.get():
+            return
         cell = self.current_cell() if self.current_cell else None
         if self.paused and cell not in self._told_paused:
             self._told_paused.add(cell)

@@ -420,6 +420,26 @@ async def test_who_awaits_is_told_that_the_engine_is_paused(
         assert await waiting == {}
 
 
+async def test_no_cell_is_told_of_a_pause_by_steps_nor_by_coroutines_in_the_background(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncllm_nb.engine.engine.PAUSE_NOTICE", 0.0)
+    async with engine("llama") as llm:
+        agent, block = Agent(llm, "solver"), await llm.create_block()
+
+        @agent.coroutine
+        async def think() -> None:
+            await llm.generate([7], block, max_tokens=5)
+
+        llm.pause()
+        agent.start()
+        assert await llm.step(3) == 3
+        await turns()
+        assert capsys.readouterr().err == ""
+        llm.resume()
+        await agent
+
+
 async def test_an_observer_that_fails_stops_nothing() -> None:
     async with engine("llama") as llm:
         agent, failures = Agent(llm, "solver"), list[str]()

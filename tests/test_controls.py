@@ -121,6 +121,21 @@ async def test_say_puts_plain_text_into_a_block_while_it_is_written() -> None:
         await asyncio.wait([task])
 
 
+async def test_say_into_a_block_that_streams_only_read_sees_what_stands_before_it() -> None:
+    async with engine("llama") as llm:
+        buttons = Buttons(llm)
+        prompt, box, notes = await llm.create_blocks("prompt", "input", "notes")
+        await llm.forward(tokens(9), [prompt])
+        task = asyncio.create_task(endless(llm, [prompt, box, notes]))
+        await until(lambda: len(llm.trace) > 4)
+        answer = await buttons.ask("say", block=box.id, text="wait")
+        assert answer["ok"], answer
+        said = next(row for step in llm.trace.steps for row in step.rows if row.name == "say")
+        assert [name for name, _ in said.view] == ["prompt", "input"]
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def test_agents_are_told_and_calls_decided() -> None:
     async with engine("llama") as llm:
         buttons, agent = Buttons(llm), Agent(llm, "solver")

@@ -67,7 +67,8 @@ def printed(cell: Cell) -> str:
 
 
 def htmls(cell: Cell) -> list[str]:
-    return [display["data"]["text/html"] for display in cell.displays]
+    """The static forms in the order in which they were sent; the live widget has none."""
+    return [d["data"]["text/html"] for d in cell.displays if "text/html" in d["data"]]
 
 
 def test_a_coroutine_prints_to_the_cell_that_defined_it(kernel: Kernel) -> None:
@@ -201,7 +202,10 @@ def test_the_panel_follows_and_a_call_is_approved_from_another_cell(kernel: Kern
     kernel.run_ok("@solver.tool(approve=True)\ndef send(text): return text.upper()")
     kernel.run_ok("@solver.coroutine\nasync def act(): return await send('<it>')")
     starting = kernel.run_ok("solver.start()")
-    kernel.wait_until(lambda: "waits for approval" in htmls(starting)[-1], cell=starting)
+    widget, fold = starting.displays[:2]
+    assert "application/vnd.jupyter.widget-view+json" in widget["data"]
+    assert fold["data"]["text/html"].startswith("<details><summary>Last picture of agent solver, running")
+    kernel.wait_until(lambda: "send waits for approval" in htmls(starting)[-1], cell=starting)
     assert "text=&#x27;&lt;it&gt;&#x27;" in htmls(starting)[-1]
     approving = kernel.finish(kernel.start("solver.pending[0].approve()", kernel.new_subshell()))
     ended = kernel.run_ok("print(await solver)")

@@ -20,7 +20,7 @@ from helpers import engine, tokens, until
 from ipywidgets.widgets.widget import _instances  # type: ignore[import-untyped]  # ships no types
 
 import asyncllm_nb
-from asyncllm_nb import AsyncLLM, export
+from asyncllm_nb import Agent, AsyncLLM, export
 from asyncllm_nb.engine.reducer import reduce
 from asyncllm_nb.engine.trace import RowRecord, StepRecord, Trace
 from asyncllm_nb.replaying import draw_recording
@@ -172,7 +172,25 @@ async def test_pages_leave_out_panels_with_nothing_to_show(tmp_path: Path) -> No
     async with engine("llama") as llm:
         await llm.forward(tokens(4))
         page = llm.trace.to_html(tmp_path / "run.html").read_text(encoding="utf-8")
-    assert '"timeline"]);' in page
+    assert '"timeline"]);' in page and '"agents"' not in page.rpartition("showPage(")[2]
+
+
+async def test_a_page_of_an_agents_run_has_its_panel(tmp_path: Path) -> None:
+    """Also when the records of the agent were folded into the state that the page starts from."""
+    async with engine("llama") as llm:
+        agent = Agent(llm, "solver")
+        agent.add(three)
+        assert await agent.start() == {"three": 3}
+        page = llm.trace.to_html(tmp_path / "run.html").read_text(encoding="utf-8")
+        document = export.replay_document(llm.trace)
+    assert '"agents"' in page.rpartition("showPage(")[2]
+    folded = {**document, "base": reduce(document["records"]), "records": []}
+    assert "agents" in export._panels_of(folded)
+    assert "agents" not in export._panels_of({**folded, "base": {}})
+
+
+async def three() -> int:
+    return 3
 
 
 def long_run(steps: int, streams: int) -> Trace:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from helpers import checkpoint, engine, tokens, turns, until
 
-from asyncllm_nb import AsyncLLM, widgets
+from asyncllm_nb import Agent, AsyncLLM, widgets
+from asyncllm_nb.agent_display import agent_widget, draw_static_agent
 from asyncllm_nb.markup import COLOURS, MARKS
 from asyncllm_nb.widgets import base, bundle, dashboard
 
@@ -46,6 +47,23 @@ def test_the_code_of_a_widget_is_one_module(kind: type[base.Widget], tmp_path: P
         (tmp_path / "widget.mjs").write_text(code)
         done = subprocess.run([NODE, "--check", tmp_path / "widget.mjs"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_what_is_sent_is_the_code_without_comments_and_needless_line_breaks() -> None:
+    text = """
+    import { h } from "./palette.js";
+    // alone
+    export const WIDTH = 3; // px
+    const address = "a://b"; // what "it" is
+    function f(a, // first
+      b) {
+      return `${a}://${b}`
+    }
+    """
+    lean = bundle._lean("\n".join(line.strip() for line in text.splitlines()))
+    assert lean == (
+        'const WIDTH = 3;const address = "a://b"; // what "it" is\nfunction f(a,b) {return `${a}://${b}`\n}'
+    )
 
 
 def test_top_level_names_are_unique_over_all_files() -> None:
@@ -100,6 +118,57 @@ async def test_a_panel_is_a_widget_of_its_own() -> None:
         shown = widgets.Streams(llm)
         assert shown.panels == ["streams"] and "Streams of streams" in repr(shown)
         assert len(repr(shown)) < 60
+
+
+async def test_an_agent_has_one_panel_that_shows_it_alone() -> None:
+    async with engine("llama") as llm:
+        agent, other = Agent(llm, "solver"), Agent(llm, "other")
+        shown = agent_widget(agent)
+        assert shown.panels == ["agents"] and shown.choices == {"agents.agent": "solver"}
+        assert agent_widget(agent) is shown and agent_widget(other) is not shown
+        shown.close()
+        assert agent_widget(agent).comm is not None
+
+
+async def test_the_static_form_of_an_agent_names_what_failed_and_what_waits() -> None:
+    async with engine("llama") as llm:
+        agent = Agent(llm, "solver")
+
+        @agent.tool(approve=True)
+        async def send(text: str) -> None: ...
+
+        @agent.coroutine
+        async def act() -> None:
+            await send("<a>")
+
+        @agent.coroutine
+        async def fail() -> None:
+            raise LookupError("no <such> thing")
+
+        agent.start()
+        await until(lambda: agent.pending and not agent.coroutines["fail"].alive)
+        html, text = draw_static_agent(agent)
+        words = "Last picture of agent solver, running; fail failed: no <such> thing; send waits for approval"
+        assert text.startswith(f"{words}\n")
+        assert html.startswith(
+            "<details><summary>Last picture of agent solver, running; fail failed: no &lt;"
+        )
+        assert html.endswith("</details>")
+        await agent.stop()
+
+
+async def test_what_an_agent_is_shown_with_keeps_no_engine_alive() -> None:
+    other = AsyncLLM(checkpoint("llama"), name="other", cache_tokens=512)
+    agent = Agent(other, "solver")
+    widget = agent_widget(agent)
+    widget._handle_custom_msg({"type": "ready", "client": "page"}, [])
+    await turns()
+    gone = weakref.ref(other._engine)
+    del other, agent
+    await turns()
+    gc.collect()
+    await until(lambda: gone() is None)
+    assert widget.comm is not None
 
 
 def test_an_error_of_a_handler_is_told_to_the_views(monkeypatch: pytest.MonkeyPatch) -> None:

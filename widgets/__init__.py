@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .dashboard import Agents as Agents
     from .dashboard import Attention as Attention
     from .dashboard import Blocks as Blocks
     from .dashboard import Controls as Controls
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .dashboard import Views as Views
 
 __all__ = [
+    "Agents",
     "Attention",
     "Blocks",
     "Controls",

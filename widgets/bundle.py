@@ -2,7 +2,8 @@
 
 A notebook's front end loads a widget's code as text, which cannot import its neighbours. So each file
 stays a module of its own, which a test can load, and here they are joined in the order of their imports,
-without their import lines, comments and indentation. Top-level names are unique over all files.
+without their import lines, comments, indentation and needless line breaks. Top-level names are unique
+over all files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ FOLDER = Path(__file__).parent
 
 _IMPORT = re.compile(r'^import (?:.*? from )?"\./([\w-]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
+_OPEN = re.compile(r"(?<=[{(\[,;])\n")
+"""A line break that ends no statement. No string of ours has one in it."""
+_TRAILING = re.compile(r'(?<=[;,{)\]]) // [^"`]*$')
+"""A comment behind code. No string of ours holds a slash pair behind such a sign and a blank."""
 
 
 @functools.cache
@@ -48,11 +53,11 @@ def bundle(entry: str, extra: tuple[str, ...] = ()) -> str:
 
 def _lean(text: str) -> str:
     text = _EXPORT.sub("", _IMPORT.sub("", text))
-    return "\n".join(_code_lines(text))
+    return _OPEN.sub("", "\n".join(_code_lines(text)))
 
 
 def _code_lines(text: str) -> Iterator[str]:
-    """Lines without indentation, comment lines and empty lines. No line of ours that starts like a
+    """Lines without indentation, comments and empty lines. No line of ours that starts like a
     comment is part of a string."""
     in_comment = False
     for line in text.splitlines():
@@ -60,7 +65,7 @@ def _code_lines(text: str) -> Iterator[str]:
         if in_comment or line.startswith("/*"):
             in_comment = not line.endswith("*/")
         elif line and not line.startswith("//"):
-            yield line
+            yield _TRAILING.sub("", line)
 
 
 def style() -> str:

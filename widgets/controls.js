@@ -10,7 +10,8 @@ const SPEEDS = [[0, "full speed"], [0.1, "10 steps/s"], [0.25, "4 steps/s"], [1,
 
 const LATE = 1500; // ms until it is said why a control may have to wait
 
-const controlButton = (label, words, action, name) =>
+/** A button that acts in the kernel; `words` say what it does to whom. */
+export const controlButton = (label, words, action, name) =>
   h("button", { type: "button", "data-command": name, title: words, "aria-label": words, onclick: action }, label);
 
 function say(ctx) {
@@ -41,7 +42,19 @@ function drawCancel(state, ctx) {
     ...running.map((task) => controlButton(task.name, `Cancel coroutine ${task.name}`, () => ctx.link.control("cancel", { task: task.k }), "cancel")));
 }
 
-const words = (entry) => `${entry.command}: ${entry.status}${entry.text ? `, ${entry.text}` : ""}`;
+/** What became of a control: queued, done, or failed and why. */
+export const controlWords = (entry, label = entry.command) => `${label}: ${entry.status}${entry.text ? `, ${entry.text}` : ""}`;
+
+/** Why a control may have to wait, once one has waited for long; else "". */
+export function lateWords({ link, store }) {
+  const late = link?.controls.some((entry) => entry.status === "queued" && Date.now() - entry.asked > LATE);
+  return late ? `Still queued. ${store.meta.kernel_note || ""}` : "";
+}
+
+/** Keys pressed inside of an element are its own: the notebook has keys, too. */
+export function keepKeys(el) {
+  for (const type of ["keydown", "keypress", "keyup"]) el.addEventListener(type, (event) => event.stopPropagation());
+}
 
 PANELS.push({
   name: "controls",
@@ -57,11 +70,8 @@ PANELS.push({
     local.block = h("select", { "aria-label": "Block that gets the message", onchange: () => ctx.choose("block", local.block.value) });
     local.text = h("input", { type: "text", "aria-label": "Message", placeholder: "A message for the block (markers stay plain text)", oninput: () => ctx.choose("text", local.text.value) });
     local.text.value = ctx.choice("text", "");
-    for (const type of ["keydown", "keypress", "keyup"])
-      el.addEventListener(type, (event) => {
-        event.stopPropagation(); // the notebook has keys of its own
-        if (type === "keydown" && event.key === "Enter" && event.target === local.text) say(ctx);
-      });
+    keepKeys(el);
+    local.text.addEventListener("keydown", (event) => event.key === "Enter" && say(ctx));
     local.say = controlButton("Say", "Put the message into the block", () => say(ctx), "say");
     local.cancel = h("div", { class: "allm-line", "data-cancel": "" });
     local.note = h("div", { class: "allm-muted", role: "status", "data-note": "", hidden: true });
@@ -70,9 +80,9 @@ PANELS.push({
       h("div", { class: "allm-line" }, local.text, local.block, local.say), local.log, local.note);
   },
   draw(shown, ctx) {
-    const { local, link, store } = ctx;
+    const { local, link } = ctx;
     if (!link) return;
-    const state = store.live; // controls act on what runs now, whatever moment is shown
+    const state = ctx.store.live; // controls act on what runs now, whatever moment is shown
     const dead = state.closed || link.status === "disconnected";
     for (const control of [local.run, local.pause, local.step, local.speed, local.say]) control.disabled = dead;
     local.run.setAttribute("aria-pressed", String(!state.paused));
@@ -82,10 +92,9 @@ PANELS.push({
     const chosen = ctx.choice("block", "");
     if (chosen && state.blocks[chosen] && local.block.value !== chosen) local.block.value = chosen;
     drawCancel(state, ctx);
-    setText(local.log, link.controls.slice(-3).map(words).join(" · "));
-    const late = link.controls.some((entry) => entry.status === "queued" && Date.now() - entry.asked > LATE);
-    local.note.hidden = !late;
-    setText(local.note, late ? `Still queued. ${store.meta.kernel_note || ""}` : "");
+    setText(local.log, link.controls.slice(-3).map((entry) => controlWords(entry)).join(" · "));
+    setText(local.note, lateWords(ctx));
+    local.note.hidden = !local.note.textContent;
     local.log.dataset.queued = link.controls.filter((entry) => entry.status === "queued").length;
   },
   summary(state, ctx) {

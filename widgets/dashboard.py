@@ -29,6 +29,12 @@ class Streams(Widget):
     PANELS = ("streams",)
 
 
+class Agents(Widget):
+    """Coroutines and tool calls of agents: start, stop and restart them, approve and deny."""
+
+    PANELS = ("agents",)
+
+
 class Views(Widget):
     """For each coroutine the blocks that it reads, in order; the written one outlined."""
 
@@ -66,6 +72,7 @@ class Dashboard(Widget):
         "ledger",
         "controls",
         "streams",
+        "agents",
         "views",
         "blocks",
         "timeline",
@@ -78,4 +85,4 @@ class Dashboard(Widget):
 class Replay(Widget):
     """A recording that plays by itself: all panels but the controls. Its source is no engine."""
 
-    PANELS = ("scrubber", "ledger", "streams", "views", "blocks", "timeline", "attention", "states")
+    PANELS = ("scrubber", "ledger", "streams", "agents", "views", "blocks", "timeline", "attention", "states")

@@ -117,5 +117,5 @@ export class Store {
 
 const STATE_TYPES = new Set([
   "block", "change", "free", "begin", "end", "request", "token", "stream", "ended", "task", "step",
-  "pause", "resume", "speed", "close", "mark",
+  "pause", "resume", "speed", "close", "mark", "agent", "tool",
 ]);

@@ -4,7 +4,7 @@ import { blockColour, blockLabel, h, setText, tail } from "./palette.js";
 import { PANELS } from "./shell.js";
 
 const SHOWN = 4000; // characters of a coroutine's text that are kept in the page
-const SIGNS = { running: "▶", waiting: "◷", queued: "…", memory: "▦", done: "✓", failed: "✗", cancelled: "⊘", idle: "·" };
+export const SIGNS = { running: "▶", waiting: "◷", queued: "…", memory: "▦", done: "✓", failed: "✗", cancelled: "⊘", idle: "·" };
 
 /** Coroutines in order, each with its streams: {key, name, state, line, error, streams}. */
 export function coroutines(state) {

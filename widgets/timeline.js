@@ -2,12 +2,14 @@
 //
 // Only the columns on screen are painted. Rows of the picture are requests' lanes: one per coroutine or kind.
 
+import { WAITS, agentWords } from "./agents.js";
 import { blockColour, count, fit, h, hatch, seconds, setText, tail, visible } from "./palette.js";
 import { PANELS } from "./shell.js";
 
 const LANE = 16, LANE_LABEL = 120, MAX_LANES = 24, FOOT = 14;
 const ZOOMS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 36]; // CSS pixels per step
 const KINDS = { decode: "decode", prefill: "prefill chunk", probe: "probe" };
+const CALLS = "tool calls"; // the lane of all that wait, or waited in vain
 const WAYS = { graph: " as a CUDA graph", eager: " kernel by kernel" }; // how a step ran, if on a GPU
 
 /** Lanes by name, in the order of first appearance. Names end "·2" only while two are alive. */
@@ -61,14 +63,45 @@ function paintStep(context, ctx, { record }, x, width, lanes, theme, height) {
 
 /** From the records that are new: everybody's lane, whether on screen now or not, and where there were pauses. */
 function noteRecords(local, store) {
-  if (local.seen > store.next || local.seen < store.first) Object.assign(local, { seen: store.first, pauses: new Set() });
+  if (local.seen > store.next || local.seen < store.first) Object.assign(local, { seen: store.first, pauses: new Set(), calls: new Map(), waits: new Map(), lastStep: 0 });
   for (; local.seen < store.next; local.seen++) {
     const record = store.records[local.seen - store.first];
     if (record.t === "step") {
+      if (!local.lastStep && local.calls.has(0)) local.calls.set(record.n, local.calls.get(0));
       local.lastStep = record.n;
       for (const row of record.rows) laneOf(local, rowName(store, row));
-    } else if (record.t === "pause") local.pauses.add(local.lastStep ?? 0);
+    } else if (record.t === "pause") local.pauses.add(local.lastStep);
+    else if (record.t === "tool") noteCall(local, record);
   }
+}
+
+/** A tool call that waits, was denied or timed out: its sign at the step after which that was. */
+function noteCall(local, { a, c, name, args, state }) {
+  const key = `${a}.${c}`;
+  const n = local.lastStep;
+  const waits = WAITS.includes(state);
+  if (waits || ["denied", "timeout"].includes(state)) {
+    laneOf(local, CALLS);
+    if (!local.calls.has(n)) local.calls.set(n, new Map());
+    local.calls.get(n).set(key, [agentWords(state)[0], `${name}(${args}) ${agentWords(state)}`]);
+  }
+  const wait = local.waits.get(key);
+  if (waits && !wait) local.waits.set(key, { from: n, to: Infinity });
+  else if (wait && !waits) wait.to = Math.min(wait.to, n);
+}
+
+const callsAt = (local, n) => [...(local.calls.get(n)?.values() ?? [])];
+
+function paintCalls(context, { local }, n, x, width, theme) {
+  if (!local.calls.size) return;
+  const y = laneOf(local, CALLS) * LANE;
+  context.fillStyle = theme.text;
+  for (const { from, to } of local.waits.values())
+    if (from < n && n <= to) {
+      context.fillRect(x, y + LANE / 2, width, 1);
+      break;
+    }
+  context.fillText(callsAt(local, n).map(([sign]) => sign).join(""), x, y + 12);
 }
 
 function paint(state, ctx) {
@@ -88,6 +121,7 @@ function paint(state, ctx) {
   shown.forEach((step, index) => {
     const x = LANE_LABEL + index * span.zoom;
     paintStep(context, ctx, step, x, cell, lanes, theme, height);
+    paintCalls(context, ctx, step.n, x, span.zoom, theme);
     if (local.pauses.has(step.n)) {
       context.fillStyle = theme.accent;
       context.fillRect(x + span.zoom - 1, 0, 1, lanes * LANE);
@@ -115,8 +149,10 @@ function paintFoot(context, shown, span, height, theme) {
 function detail(ctx) {
   const { local, store } = ctx;
   const step = local.selected === null ? undefined : store.step(local.selected);
-  if (local.detailed === step) return;
-  local.detailed = step;
+  const calls = step ? callsAt(local, step.n).map(([, words]) => words).join("; ") : "";
+  const key = step && `${step.at} ${calls}`;
+  if (local.detailed === key) return;
+  local.detailed = key;
   local.detail.hidden = !step;
   if (!step) return;
   const { record } = step;
@@ -131,6 +167,7 @@ function detail(ctx) {
       record.wait.length ? `; waiting: ${record.wait.join(", ")}` : "", record.err ? `; failed: ${record.err}` : "", " ",
       h("button", { type: "button", onclick: () => ctx.show(record.n) }, "Show this moment"), " ",
       h("button", { type: "button", onclick: () => select(ctx, null) }, "Close")),
+    calls && h("div", {}, `Then: ${calls}`),
     h("table", {}, cells("th", ["who", "kind", "writes", "reads", "tokens before", "tokens", "text", "ids"]), rows.map((row) => cells("td", row))));
 }
 
@@ -210,7 +247,8 @@ PANELS.push({
   title: "Timeline",
   mount(el, ctx) {
     const { local } = ctx;
-    Object.assign(local, { lanes: new Map(), selected: null, detailed: undefined, seen: -1, pauses: new Set() });
+    Object.assign(local, { lanes: new Map(), selected: null, detailed: undefined, seen: -1 });
+    local.legend = h("span", { class: "allm-muted", hidden: true }, "calls: ◷ wait for gate  ? for approval  ⊘ denied  ✗ timed out");
     local.canvas = h("canvas", { tabindex: "0", role: "img", "data-timeline": "", style: "touch-action:none" });
     local.detail = h("div", { class: "allm-detail", hidden: true });
     local.follow = h("button", { type: "button", onclick: () => pan(ctx, windowOf(ctx).follow ? windowOf(ctx).first - 1 : 1e9) }, "Follow");
@@ -218,7 +256,7 @@ PANELS.push({
     el.append(local.canvas, h("div", { class: "allm-line" },
       button("−", "Zoom out", () => zoom(ctx, -1)), button("+", "Zoom in", () => zoom(ctx, 1)),
       button("◀", "Earlier", () => pan(ctx, windowOf(ctx).first - windowOf(ctx).columns / 2)), button("▶", "Later", () => pan(ctx, windowOf(ctx).first + windowOf(ctx).columns / 2)),
-      local.follow, h("span", { class: "allm-muted" }, "▬ decode  ▨ prefill chunk  ▭ probe  red foot: waiting for memory  │ paused")), local.detail);
+      local.follow, h("span", { class: "allm-muted" }, "▬ decode  ▨ prefill chunk  ▭ probe  red foot: waiting for memory  │ paused"), local.legend), local.detail);
     listen(local.canvas, ctx);
   },
   draw(state, ctx) {
@@ -229,20 +267,22 @@ PANELS.push({
     paint(state, ctx);
     local.follow.setAttribute("aria-pressed", String(local.span.follow));
     local.canvas.setAttribute("aria-label", this.summary(state, ctx));
+    local.legend.hidden = !local.calls.size;
     detail(ctx);
   },
   summary(state, ctx) {
     const { store, local } = ctx;
     const span = local.span ?? windowOf(ctx);
     const [from, to] = [store.steps[span.first], store.steps[span.last - 1]];
-    const waiting = state.waiting.length ? `, waiting for memory: ${state.waiting.join(", ")}` : "";
+    const calls = Object.values(state.calls ?? {}).filter((one) => WAITS.includes(one.state)).map((one) => `, ${one.name}(${one.args}) ${agentWords(one.state)}`);
+    const waiting = (state.waiting.length ? `, waiting for memory: ${state.waiting.join(", ")}` : "") + calls.join("");
     return from ? `${count(store.steps.length)} steps, ${from.n} to ${to.n} shown, ${local.lanes.size} lanes${state.paused ? ", paused" : ""}${waiting}` : "no steps yet";
   },
   table(state, ctx) {
     const { store, local } = ctx;
     const rows = store.steps.slice(local.span.first, local.span.last).slice(-100).map(({ record }) => [
       record.n, took(record), record.rows.map((row) => `${rowName(store, row)}: ${KINDS[row.k]} ${row.n}`).join("; "),
-      tail(visible(record.rows.map((row) => row.x.join("")).join(" | ")), 120), record.wait.join(", "), record.err,
+      tail(visible(record.rows.map((row) => row.x.join("")).join(" | ")), 120), [...record.wait, ...callsAt(local, record.n).map(([, words]) => words)].join(", "), record.err,
     ]);
     return { columns: ["step", "took", "batch", "tokens", "waiting", "error"], rows };
   },

@@ -20,6 +20,7 @@ PANELS = (
     "ledger",
     "controls",
     "streams",
+    "agents",
     "views",
     "blocks",
     "timeline",
@@ -154,7 +155,7 @@ def lesson_cells(path: Path, model: Path | None = None) -> list[str]:
     """The code cells of a lesson; `model`: a folder with a model in place of the trained one."""
     document = json.loads(path.read_text(encoding="utf-8"))
     cells = ["".join(c["source"]) for c in document["cells"] if c["cell_type"] == "code"]
-    return cells if model is None else [cell.replace('"smollm2"', repr(str(model))) for cell in cells]
+    return cells if model is None else [cell.replace('"tiny-hybrid"', repr(str(model))) for cell in cells]
 
 
 ENGINE = """
