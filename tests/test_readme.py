@@ -17,7 +17,7 @@ CELL = re.compile(r"^```python\n(# In \[\d+\]\n.*?)^```$", re.MULTILINE | re.DOT
 @pytest.mark.timeout(600)
 def test_readme_cells_run_as_printed(tmp_path: Path) -> None:
     sources = CELL.findall(README.read_text(encoding="utf-8"))
-    assert len(sources) == 4
+    assert len(sources) == 5
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=500, kernel_name="python3", resources=resources).execute()
@@ -27,6 +27,7 @@ def test_readme_cells_run_as_printed(tmp_path: Path) -> None:
         for output in cell.outputs
         if output.output_type == "stream" and output.name == "stdout"
     )
+    assert printed.endswith("{'think': None}\n")
     assert printed.count("In short,") == 0, "what is given to generate is not yielded"
     assert len(printed.split()) >= 5 and "." in printed, f"the writer wrote {printed!r}"
 
