@@ -1,7 +1,8 @@
 # Each target works as the first command in a new clone: it makes .venv and installs what it needs.
 #
-#   make lab      install, fetch the model once, open JupyterLab on the first lesson
+#   make lab      install, open JupyterLab on the first lesson
 #   make demo     the same lesson executed without a browser, saved as one HTML page
+#   make model    fetch the larger model of the README once; a notebook does it when it is first used
 #   make test     install everything and run every check
 #   make lint     ruff and mypy
 #   make bench    measure speed on this machine
@@ -48,11 +49,11 @@ clean-build:
 model: install
 	$(RUN) -m asyncllm_nb.models fetch $(MODEL)
 
-lab: model
+lab: install
 	$(RUN) -m jupyterlab --ServerApp.root_dir='$(CURDIR)' --LabApp.default_url=/lab/tree/$(LESSON) \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
-demo: model
+demo: install
 	$(RUN) -m nbconvert --to html --execute --ExecutePreprocessor.timeout=600 \
 	  --log-level=WARN --output-dir $(DEMO) $(LESSON)
 	@echo "$(CURDIR)/$(DEMO)/$(basename $(notdir $(LESSON))).html"

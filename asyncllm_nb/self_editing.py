@@ -137,7 +137,7 @@ class SelfEditing:
 
     async def _consider(self, source: str, start: _Snapshot, now: _Standing, answer: str) -> Attempt:
         before = self.current
-        if source == before.source:
+        if source.strip() == before.source.strip():
             same = "it is what runs now"
             return self._note(Attempt(source, None, now.score, None, same, None, answer))
         tried = await self._try(source, start)

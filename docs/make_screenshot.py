@@ -3,7 +3,7 @@
     .venv/bin/python docs/make_screenshot.py
 
 writes docs/screenshot.png, a picture of the run half way, and asyncllm_nb/lesson-01.trace.json.gz, which the
-lesson plays before anything is loaded. Needs Debian's Chromium and the lesson's model. Knows the harness
+lesson plays before anything is loaded. Needs Debian's Chromium. Knows the harness
 of the browser tests.
 """
 
@@ -27,7 +27,7 @@ SIZE = {"width": 1600, "height": 1160}
 PANELS = '"ledger", "controls", "streams", "views", "blocks", "timeline", "attention", pin="right"'
 
 HALF_WAY = (
-    "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 12).length"
+    "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 8).length"
 )
 """How many sentences the writer has begun in earnest."""
 

@@ -132,7 +132,7 @@ class Memory:
             segment_length=length,
             segment_shift=shift,
             segment_block=block_index,
-            **self._linear(requests, row_start, slots),
+            **self._linear(requests, row_start, slots),  # type: ignore[arg-type] # names no boundary
         ), slots
 
     def merged(self, left: Laid, right: Laid) -> Laid:

@@ -1,4 +1,8 @@
-"""Every lesson runs from top to bottom in a kernel, and is committed without outputs."""
+"""Every lesson runs from top to bottom in a kernel, and is committed without outputs.
+
+An exercise is a cell of its own, "exercise", and one behind it, "check", says what is still missing. The
+lesson runs as it is, and then, in the same kernel, with the exercise solved.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,22 @@ from typing import Any
 
 import nbformat
 import pytest
+from lesson_solutions import SOLUTIONS
 from nbclient import NotebookClient
-
-from asyncllm_nb.models import resolve
+from nbformat.v4 import new_code_cell
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 LESSONS = sorted(NOTEBOOKS.glob("*.ipynb"))
-TIMEOUT = 200  # s for one cell; a whole lesson takes well under two minutes on one thread
+TIMEOUT = 300  # s for one cell; a whole lesson takes well under two minutes on one thread
+
+MOST_TOKENS = 400
+"""Tokens that a lesson may generate, its exercise included."""
+EVALUATION = "04_an_input_arrives"
+"""Its first cell says how many it makes."""
+
+COUNT = "print(llm.stats()['tokens_generated'])"
+
+EXERCISES = [path for path in LESSONS if '"id": "exercise"' in path.read_text(encoding="utf-8")]
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
@@ -27,11 +40,13 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.Not
 
 
 def execute(lesson: Path, folder: Path, executed: dict[str, nbformat.NotebookNode]) -> nbformat.NotebookNode:
-    """The executed lesson. nbclient raises at the first cell that fails."""
+    """The executed lesson, behind it its exercise solved. nbclient raises at the first cell that fails."""
     if lesson.stem not in executed:
-        if "smollm2" in lesson.read_text(encoding="utf-8"):
-            resolve("smollm2")  # says what to do if the model is not there
         notebook = nbformat.read(lesson, as_version=4)
+        if lesson in EXERCISES:
+            (check,) = [cell for cell in notebook.cells if cell.id == "check"]
+            again = {"solution": SOLUTIONS[lesson.stem], "check-again": check.source, "count-tokens": COUNT}
+            notebook.cells += [new_code_cell(source, id=name) for name, source in again.items()]
         client = NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(folder)}})
         executed[lesson.stem] = client.execute()
     return executed[lesson.stem]
@@ -82,20 +97,59 @@ def outputs_of(notebook: nbformat.NotebookNode, cell_id: str) -> str:
 
 
 @pytest.mark.notebook
+@pytest.mark.parametrize("lesson", EXERCISES, ids=lambda path: path.stem)
+def test_exercise_is_checked(
+    lesson: Path, tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(lesson, tmp_path, executed)
+    assert outputs_of(notebook, "check").startswith("not yet: ")
+    assert outputs_of(notebook, "check-again").startswith("done: ")
+    if lesson.stem != EVALUATION:
+        assert int(outputs_of(notebook, "count-tokens")) <= MOST_TOKENS
+
+
+@pytest.mark.notebook
 def test_the_first_lesson_says_what_its_text_promises(
     tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
 ) -> None:
     notebook = execute(NOTEBOOKS / "01_thinker_and_writer.ipynb", tmp_path, executed)
     sentences = re.findall(r"^- (.+)$", outputs_of(notebook, "sentences"), re.MULTILINE)
     assert len(sentences) >= 2
-    assert all(len(sentence.split()) > 4 for sentence in sentences), sentences
+    assert all(re.fullmatch(r"In short, .*\d.*\.", sentence) for sentence in sentences), sentences
 
     thoughts = outputs_of(notebook, "thinker")
-    assert len(thoughts.split()) > 50 and "In short" not in thoughts
+    assert "38" in thoughts and "In short" not in thoughts
 
-    held, encoded = map(int, re.findall(r"\d+", outputs_of(notebook, "count")))
-    assert held == encoded <= 400
+    *written, encoded = map(int, re.findall(r"\d+", outputs_of(notebook, "count")))
+    assert len(written) == 3 and sum(written) == encoded
 
     blocks = outputs_of(notebook, "blocks")
-    assert all(name in blocks for name in ("prompt", "thinker", "writer"))
+    assert all(name in blocks for name in ("prompt", "thinker", "writer", "input", "thoughts"))
     assert "<table" in blocks
+
+
+@pytest.mark.notebook
+def test_the_first_lesson_ends_with_a_correction_that_changes_the_answer(
+    tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(NOTEBOOKS / "01_thinker_and_writer.ipynb", tmp_path, executed)
+    assert "15" in outputs_of(notebook, "correct")
+    said, answer = outputs_of(notebook, "answer").split("\n\n", 1)
+    assert "15 coins" in said and "39" in answer and "33" not in answer
+
+
+@pytest.mark.notebook
+def test_the_evaluation_lesson_plots_its_curve(
+    tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(NOTEBOOKS / f"{EVALUATION}.ipynb", tmp_path, executed)
+    table = outputs_of(notebook, "table")
+    assert "<table" in table and "taken up" in table
+    bars = outputs_of(notebook, "bars").splitlines()
+    assert [bar.split("%")[0].split()[:-1] for bar in bars] == [
+        *([routing + ",", str(k)] for routing in ("before", "writer") for k in (0, 32, 64)),
+        ["never"],
+    ]
+    (plot,) = [cell for cell in notebook.cells if cell.id == "plot"]
+    curves = [data["application/vnd.plotly.v1+json"]["data"] for o in plot.outputs if (data := o.get("data"))]
+    assert [len(curve["x"]) for curve in curves[0]] == [4, 4, 1]

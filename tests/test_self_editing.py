@@ -151,6 +151,8 @@ async def test_only_what_does_not_do_worse_is_taken() -> None:
             assert (await ended(d.agent)).result == (10 if d.editor.current.number else 4)
         assert thinker.num_tokens == 10 and d.agent.blocks["thinker"] is thinker
         assert d.editor.current.number == 1 and len(d.editor.versions) == 2
+        same = await d.editor.consider(f"\n{d.editor.current.source}")
+        assert (same.version, same.reason) == (None, "it is what runs now")
         await d.heart_beats()
         d.editor.rollback(0)
         assert (await ended(d.agent)).result == 14

@@ -21,7 +21,7 @@ BLOCKS = ("prompt", "thinker", "writer")
 
 
 class Run:
-    """Lesson 01 after thinker and writer have run, with the dashboard open, and the kernel's account of it."""
+    """Lesson 01 after thinker and writer have run, the dashboard open, and the kernel's account of it."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
