@@ -41,6 +41,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "*max_blocks": None,
         "*max_batch_tokens": None,
         "*seed": 0,
+        "*boundary": "written",
     },
     "create_block": {"name": None},
     "forward": {"inputs": REQUIRED, "cache_view": None, "*write_to": None, "*logits": "last"},

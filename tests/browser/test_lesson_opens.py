@@ -1,4 +1,5 @@
-"""The first lesson opens with a recorded run, which moves before any model is loaded."""
+"""The first lesson opens with a recorded run, which moves before any model is loaded, and ends with a person
+who types a correction."""
 
 from __future__ import annotations
 
@@ -12,6 +13,18 @@ LESSON = Path(__file__).parents[2] / "notebooks" / "01_thinker_and_writer.ipynb"
 
 QUICKLY = 3000  # ms from the key press to the second step that is shown
 LARGEST = 200_000  # bytes of the recording
+
+CORRECTED = (
+    "asyncllm_nb.check",
+    "AsyncLLM(",
+    "Turns.of(",
+    "def think_slowly",
+    "controls.block",
+    "await think_slowly(",
+    "answer.text",
+)
+"""What the cells have in them that end in a corrected answer, in order."""
+THINKS = "Object.values(view.store.live.requests)"
 
 WATCH = """() => {
   window.begun = performance.now();
@@ -40,4 +53,26 @@ def test_replay_opens_the_lesson(open_notebook: Open) -> None:
     board.look_at("streams")
     assert "think" in board.summary("streams")
     board.look_at("attention")
+    assert not notebook.faults
+
+
+def test_a_correction_typed_while_it_thinks_changes_the_answer(open_notebook: Open) -> None:
+    cells = [cell for cell in lesson_cells(LESSON) if "replay(" not in cell]
+    *before, thinking, answer = (
+        next(i for i, cell in enumerate(cells) if what in cell) for what in CORRECTED
+    )
+    notebook = open_notebook(*cells)
+    for number in before:
+        notebook.run(number)
+    notebook.start(thinking)
+    notebook.scroll_to(before[-1])
+    board = Board(notebook.page)
+    board.wait_for(f"{THINKS}.some(one => one.name === 'think_slowly' && one.tokens > 9)")
+    box = notebook.page.locator(".allm input[aria-label=Message]").last
+    box.fill("Correction: the red box holds 20 coins.")
+    box.press("Enter")
+    notebook.finish(thinking)
+    notebook.run(answer)
+    said = notebook.run("print(box.text, answer.text)").text
+    assert "20 coins" in said and "49" in said and "33" not in said
     assert not notebook.faults
