@@ -131,6 +131,7 @@ class Agent:
 
     def remove(self, name: str) -> Doing[None]:
         """Stop a coroutine and forget it, as when a cell gives it another name."""
+        self._check_here()
         coroutine = self._group.remove(name)
         return Doing(self._group.until(lambda: not coroutine.alive), f"{self.name}: {name} is removed")
 
@@ -154,7 +155,7 @@ class Agent:
     def stop(self, *names: str) -> Doing[None]:
         """Cancel all coroutines (or those named) at their next await. ``await agent.stop()`` returns when
         they have ended, their ``finally`` included."""
-        self._engine.check_thread()
+        self._check_here()
         stopped = self._group.named(names)
         for coroutine in stopped:
             coroutine.end(again=False)
@@ -165,8 +166,14 @@ class Agent:
         """Start a coroutine anew, once what runs of it has ended; blocks stay as they are."""
         self._engine.check_usable()
         (coroutine,) = self._group.named([name])
-        coroutine.code.build()
-        coroutine.end(again=True)
+        self._group.restart(coroutine)
+
+    def _check_here(self) -> None:
+        """Raise RuntimeError where nothing of the agent can be ended: outside of the engine's thread, or
+        where no loop runs."""
+        self._engine.check_thread()
+        if running_loop() is None:
+            raise RuntimeError("no event loop runs here: do this in a coroutine or a notebook cell")
 
     @property
     def running(self) -> bool:
@@ -185,7 +192,8 @@ class Agent:
         """Wait until all coroutines have ended: {name: what it returned}. A stopped one is left out.
 
         Cancelling the wait, as the stop button does, leaves the agent running. When coroutines have
-        failed, raises that error, or an ExceptionGroup of several, at once; the others go on.
+        failed, raises that error, or an ExceptionGroup of several, at once; the others go on. Errors of an
+        earlier run, before the agent was started again, are not raised again.
         """
         return self._finish().__await__()
 

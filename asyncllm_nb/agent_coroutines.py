@@ -82,6 +82,7 @@ class AgentCoroutine:
         self.result: Any = None
         self.error: BaseException | None = None
         self.task_number = 0  # in the recording
+        self.num_runs = 0
         self._traceback: TracebackType | None = None
         self._code = code
         self._engine = engine
@@ -175,17 +176,19 @@ class AgentCoroutine:
     def _launch(self) -> None:
         assert self._task is None
         self._forget_outcome()
+        self.num_runs += 1
         self._told_at = None
         context = self._code.context.copy()
         context.run(caller.set, self.name)
         context.run(in_background.set, True)
         try:
             function = self._code.build()
-            coroutine = context.run(function, **({"agent": self._agent} if takes_agent(function) else {}))
         except BaseException as error:
             self._failed(error, context)
             self._changed(self)
             return
+        coroutine: Any = _kept_inside(function, {"agent": self._agent} if takes_agent(function) else {})
+        coroutine.__qualname__ = getattr(function, "__qualname__", self.name)  # what its streams are called
         self._task = self._engine.loop.create_task(coroutine, name=self._full_name, context=context)
         self._context = context
         self.task_number = self._engine.recorder.tasks.watch(self._task, self._full_name)
@@ -210,7 +213,10 @@ class AgentCoroutine:
             self._changed(self)
 
     def _failed(self, error: BaseException, context: Context | None) -> None:
-        self.state, self.error, self._traceback = "failed", error, error.__traceback__
+        place = error.__traceback__
+        while place is not None and place.tb_frame.f_code is _kept_inside.__code__:
+            place = place.tb_next  # a person's code begins there
+        self.state, self.error, self._traceback = "failed", error, place
         self._context = context  # to print it there
 
     def _set(self, state: CoroutineState) -> None:
@@ -260,6 +266,16 @@ class AgentCoroutine:
     def __repr__(self) -> str:
         failure = f": {type(self.error).__name__}: {self.error}" if self.error is not None else ""
         return f"<AgentCoroutine {self._full_name!r}, version {self.version}, {self.state}{failure}>"
+
+
+async def _kept_inside(function: Function, arguments: dict[str, Any]) -> Any:
+    """Run `function`. From a task, what ends a process would end the event loop, and with it the kernel."""
+    try:
+        return await function(**arguments)
+    except (SystemExit, KeyboardInterrupt) as error:
+        what = f"{type(error).__name__}({error}) was raised, which would end the kernel"
+        told = RuntimeError(f"{what}: `return` ends a coroutine")
+        raise told.with_traceback(error.__traceback__) from None
 
 
 def check_function(function: Any) -> None:

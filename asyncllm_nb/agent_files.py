@@ -99,7 +99,8 @@ async def save(agent: Agent, file: str | os.PathLike[str]) -> Path:
     path = await block_files.save(agent.llm._engine, file, blocks, saved.plain())
     if saved.left_out:
         what = f"{path} holds the code and the blocks of agent {agent.name!r}"
-        warnings.warn(f"{what}, and not {', '.join(saved.left_out)}", stacklevel=2)
+        caller = 4  # of `Agent.save`, in front of which its keywords are checked
+        warnings.warn(f"{what}, and not {', '.join(saved.left_out)}", stacklevel=caller)
     return path
 
 

@@ -36,6 +36,7 @@ class Group:
         self._leaving: dict[str, AgentCoroutine] = {}  # removed, and not ended yet
         self._changes: set[asyncio.Future[None]] = set()  # of those who wait for one
         self._num_waiting = 0  # tasks that wait for the result
+        self._earlier: dict[str, int] = {}  # whose run, which one, failed before this run of the agent
 
     # ---- which there are ------------------------------------------------------------------------
 
@@ -77,8 +78,20 @@ class Group:
         """Start those that do not run. What cannot be made into a function raises before any starts."""
         for coroutine in coroutines:
             coroutine.code.build()
+        self._begin_run()
         for coroutine in coroutines:
             coroutine.begin()
+
+    def restart(self, coroutine: AgentCoroutine) -> None:
+        """Start it anew, once what runs of it has ended. Raises what executing its source raises."""
+        coroutine.code.build()
+        self._begin_run()
+        coroutine.end(again=True)
+
+    def _begin_run(self) -> None:
+        """If all have ended, what has failed so far is not what the next result is about."""
+        if not self.alive:
+            self._earlier = {c.name: c.num_runs for c in self.by_name.values() if c.state == "failed"}
 
     @property
     def running(self) -> bool:
@@ -90,10 +103,10 @@ class Group:
         """Does a task run one, perhaps its ``finally``?"""
         return any(c.alive for c in self.by_name.values())
 
-    @property
-    def failed(self) -> list[AgentCoroutine]:
-        """Those whose last run ended with an error."""
-        return [c for c in self.by_name.values() if c.state == "failed"]
+    def _failed(self) -> list[AgentCoroutine]:
+        """Those whose last run ended with an error, in this run of the agent."""
+        failed = [c for c in self.by_name.values() if c.state == "failed"]
+        return [c for c in failed if self._earlier.get(c.name) != c.num_runs]
 
     async def result(self) -> dict[str, Any]:
         """Wait until all have ended or one has failed: {name: what it returned}, stopped ones left out.
@@ -106,11 +119,11 @@ class Group:
         self._num_waiting += 1
         saying = asyncio.ensure_future(self._say_if_paused())
         try:
-            await self.until(lambda: self.failed or not self.alive)
+            await self.until(lambda: self._failed() or not self.alive)
         finally:
             self._num_waiting -= 1
             saying.cancel()
-        errors = [coroutine.own_error() for coroutine in self.failed]
+        errors = [coroutine.own_error() for coroutine in self._failed()]
         if len(errors) == 1:
             raise errors[0]
         if errors:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from .engine.text import Codec
 
 Message = dict[str, Any]
+
+_OWN = ("system", "generation_prompt")
+"""What a conversation's tokens take that is not the template's."""
+_ANYWHERE = ("enable_thinking",)
+"""Switches that any model may be given: one that cannot think needs none to keep it from that."""
 
 _HERE = "\u2063asyncllm-nb-open-turn\u2063"
 """Stands for what the assistant has said so far while a template is rendered around it."""
@@ -70,8 +78,21 @@ def _render(
             "this model's tokenizer has no chat template (it is no chat model): use encode() and write "
             "the prompt yourself"
         )
+    _check_arguments(tokenizer, arguments)
     text = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=generation_prompt, **arguments
     )
     assert isinstance(text, str)
     return text
+
+
+def _check_arguments(tokenizer: Any, arguments: dict[str, Any]) -> None:
+    """Raise TypeError for a keyword that nothing reads: a template would pass over it in silence."""
+    template = arguments.get("chat_template") or tokenizer.chat_template
+    mentioned = set(re.findall(r"[A-Za-z_]\w*", str(template)))
+    taken = {*mentioned, *inspect.signature(tokenizer.apply_chat_template).parameters}
+    for name in arguments:
+        if name not in taken and name not in _ANYWHERE:
+            near = difflib.get_close_matches(name, [*_OWN, *_ANYWHERE, *sorted(mentioned)], 1, 0.7)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no keyword {name!r}, and this model's chat template reads none{hint}")

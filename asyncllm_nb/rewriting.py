@@ -60,6 +60,11 @@ class EditingTask:
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for names in (self.blocks, self.writes):
+            if isinstance(names, str):
+                raise TypeError(f"blocks and writes are lists of names: [{names!r}], not {names!r}")
+        if not callable(self.score):
+            raise TypeError(f"score is a function of a Trial that gives a number, not {self.score!r:.60}")
         unknown = sorted(set(self.writes or ()) - set(self.blocks))
         if unknown:
             raise ValueError(f"writes names {', '.join(unknown)}, which is not among blocks")

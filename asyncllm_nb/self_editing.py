@@ -90,6 +90,9 @@ class SelfEditing:
         agent does not have.
         """
         check_available()
+        if not isinstance(agent, Agent) or not isinstance(task, EditingTask):
+            what = f"{type(agent).__name__} and {type(task).__name__}"
+            raise TypeError(f"SelfEditing takes an Agent and an EditingTask, not {what}")
         if task.coroutine not in agent.coroutines:
             raise ValueError(f"agent {agent.name!r} has no coroutine {task.coroutine!r}: define it first")
         missing = [name for name in task.blocks if name not in agent.blocks]

@@ -142,7 +142,10 @@ class Tool:
         function that runs in a thread cannot be stopped: after a timeout or a cancellation its thread
         goes on to its end, and what it returns is dropped.
         """
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}{self._signature}: {error}") from None
         call = self._begin(self, ", ".join(_shown(key, value) for key, value in bound.arguments.items()))
         if call.waits:
             self._changed(call)
@@ -153,6 +156,8 @@ class Tool:
                 result = await self._run(bound)
         except BaseException as error:
             self._fail(call, error, timed_out=limit.expired())
+            if call.state == "timeout":
+                raise TimeoutError(f"{call}: {call.reason}") from error
             raise
         self._set(call, "done")
         return result

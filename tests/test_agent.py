@@ -353,6 +353,71 @@ async def test_one_error_is_raised_itself_and_several_as_a_group() -> None:
         assert await agent == {"other": "other", "first": None, "second": None}
 
 
+async def test_errors_of_an_earlier_run_are_not_raised_again() -> None:
+    async with engine("llama") as llm:
+        agent, gate = Agent(llm, "solver"), asyncio.Event()
+
+        @agent.coroutine
+        async def fails() -> None:
+            raise LookupError("no such thing")
+
+        agent.add(waits_for(gate, [], "waits"), name="waits")
+        gate.set()
+        for _ in range(2):  # awaited again it says the same
+            with pytest.raises(LookupError):
+                await agent.start("fails") if agent.state == "new" else await agent
+        assert await agent.start("waits") == {"waits": "waits"}
+        agent.restart("waits")
+        assert await agent == {"waits": "waits"} and agent.coroutines["fails"].state == "failed"
+        agent.start("waits", "fails")
+        with pytest.raises(LookupError):
+            await agent
+        gate.clear()
+        agent.start("waits")
+        agent.start("fails")  # while others run it is the same run
+        await until(lambda: agent.coroutines["fails"].state == "failed")
+        agent.restart("waits")
+        with pytest.raises(LookupError):
+            await agent
+        await agent.stop()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_what_ends_a_process_ends_a_coroutine_only(kind: type[BaseException]) -> None:
+    async with engine("llama") as llm:
+        agent = Agent(llm, "solver")
+
+        @agent.tool
+        def leave() -> None:
+            raise kind(3)
+
+        @agent.coroutine
+        async def think() -> None:
+            await leave()
+
+        with pytest.raises(RuntimeError, match=rf"{kind.__name__}\(3\).*`return` ends a coroutine"):
+            await agent.start()
+        assert "raise kind(3)" in agent.coroutines["think"].where
+
+
+async def test_ending_from_elsewhere_says_so_and_changes_nothing() -> None:
+    async with engine("llama") as llm:
+        agent = Agent(llm, "solver")
+        agent.add(no_work)
+        await agent.start()
+        for end in (agent.stop, lambda: agent.remove("no_work")):
+            with pytest.raises(RuntimeError, match="another thread's event loop"):
+                await asyncio.to_thread(end)
+        assert list(agent.coroutines) == ["no_work"]
+    async with engine("llama") as llm:  # which no loop has used
+        other = Agent(llm, "solver")
+        other.add(no_work)
+        for end in (other.stop, lambda: other.remove("no_work")):
+            with pytest.raises(RuntimeError, match="in a coroutine or a notebook cell"):
+                await asyncio.to_thread(end)
+        assert list(other.coroutines) == ["no_work"]
+
+
 async def test_an_error_that_nobody_awaits_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     async with engine("llama") as llm:
         agent = Agent(llm, "solver")

@@ -149,6 +149,7 @@ async def test_what_a_file_cannot_hold_is_named_when_saving_and_when_loading(
         with pytest.warns(UserWarning) as warned:
             path = await agent.save(tmp_path / "file")
         (warning,) = warned
+        assert warning.filename == __file__
         named = (
             "event 'paragraph' (set), event 'over' (not set), queue 'lines' (1 waiting in it), tool 'search'"
         )

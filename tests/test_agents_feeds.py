@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers import engine
 
-from asyncllm_nb.agents import Output, Polled, Tail
+from asyncllm_nb.agents import Output, Polled, Tail, evolving_context, listener, monitor
 from asyncllm_nb.agents.feeds import LONGEST, Lines, items
 
 SOON = 0.001
@@ -57,6 +58,20 @@ def test_lines_that_are_too_long_or_no_text_still_come() -> None:
     lines.add(b"y\n\xff\n")
     assert [len(line) for line in lines.ready] == [LONGEST, LONGEST, 4, 1]
     assert lines.ready[-1] == "\ufffd"
+
+
+async def test_a_single_text_is_no_feed() -> None:
+    async with engine() as llm:
+        for wrong in ("log.txt", b"log"):
+            with pytest.raises(TypeError, match=r"put it into a list, or read a file with Tail\(file\)"):
+                monitor(llm, "Rule: warn.", wrong)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="put it into a list"):
+                listener(llm, wrong)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="put it into a list"):
+                evolving_context(llm, wrong, "Which?")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a list, an iterator or a queue of texts, not 3"):
+            monitor(llm, "Rule: warn.", 3)  # type: ignore[arg-type]
+        assert not llm.blocks
 
 
 async def test_items_reads_lists_queues_and_generators() -> None:

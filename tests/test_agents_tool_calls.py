@@ -94,6 +94,13 @@ async def test_a_result_with_markers_in_it_is_plain_text(monkeypatch: pytest.Mon
         assert "<|im_end|>hi" in agent.blocks["result 1"].text
 
 
+async def test_tools_are_several_functions() -> None:
+    async with engine("llama") as llm:
+        for wrong in (calc, "calc", ["calc"]):
+            with pytest.raises(TypeError, match=r"several functions of one text, such as \[calc\]"):
+                tool_calls(llm, "Add up.", wrong)  # type: ignore[arg-type]
+
+
 async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine("llama") as llm:
         agent = tool_calls(llm, "Use calc.", max_calls=2)

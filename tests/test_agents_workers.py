@@ -139,8 +139,9 @@ async def test_another_question_under_the_same_name_is_refused() -> None:
         with pytest.raises(ValueError, match="another question: give the agent another name="):
             await agent
         await agent.stop()
-        with pytest.raises(ValueError, match="pieces are given for each worker"):
-            workers(llm, "Add up.", [])
+        for wrong in ([], "First:", PIECES):
+            with pytest.raises(ValueError, match="one list a worker"):
+                workers(llm, "Add up.", wrong)
         await settle(llm)
 
 

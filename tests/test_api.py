@@ -29,6 +29,7 @@ from literal import LiteralBlock
 
 import asyncllm_nb
 from asyncllm_nb import AsyncLLM
+from asyncllm_nb.agents import monitor
 
 REQUIRED = inspect.Parameter.empty
 SIGNATURES: dict[str, dict[str, Any]] = {
@@ -207,6 +208,20 @@ async def test_cancelled_probe_gives_its_memory_back() -> None:
 
 
 # ---- prompts ----------------------------------------------------------------------------------
+
+
+async def test_a_keyword_that_no_template_reads_is_refused() -> None:
+    async with engine() as llm:
+        with pytest.raises(TypeError, match=r"no keyword 'sytem', .*: did you mean 'system'"):
+            llm.chat_prompt("Hello", sytem="Be brief.")
+        with pytest.raises(TypeError, match=r"'enable_thinkin', .*: did you mean 'enable_thinking'"):
+            llm.chat_prompt("Hello", enable_thinkin=False)
+        with pytest.raises(TypeError, match="no keyword 'treshold'"):
+            monitor(llm, "Rule: warn.", [], treshold=0.9)
+        plain = llm.chat_prompt("Hello")
+        assert llm.chat_prompt("Hello", enable_thinking=False) == plain  # nothing to switch off
+        template = "{{ mood }}{{ messages[0].content }}"
+        assert llm.chat_prompt("Hello", chat_template=template, mood="Oh ") == llm.encode("Oh Hello")
 
 
 async def test_chat_prompt_from_text_and_messages() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from helpers import checkpoint, engine, settle
 
 from asyncllm_nb.evals import sequential, sharded
-from asyncllm_nb.evals.cases import Case, arithmetic_cases, as_cases, load_jsonl
+from asyncllm_nb.evals.cases import OPTIONAL, REQUIRED, Case, arithmetic_cases, as_cases, load_jsonl
+from asyncllm_nb.evals.commands import Saver
 from asyncllm_nb.evals.protocol import Routing, Setup
 from asyncllm_nb.evals.results import Result, Run, differing
 from asyncllm_nb.evals.scoring import OUTCOMES, SCORINGS, last_boxed, normal_math
@@ -88,10 +90,15 @@ def test_integer_scoring_takes_the_thinkings_own_last_line(thinking: str, taken_
         (r"\dfrac{1}{2}", r"\frac12"),
         (r"$ 1{,}000 $", r"1{,}000"),
         ("1,000", "1000"),
-        (r"12\text{ cm}", "12cm"),
         (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
         ("x = 5", "5"),
         (r"50\%", "50"),
+        (r"1{,}000", "1,000"),
+        (r"12\text{ cm}^2", "12"),
+        (r"\frac{1}{2}\ \text{hours}", r"\frac12"),
+        (r"$0.5\mbox{ m}$", ".5"),
+        (r"2\sqrt3", r"2\sqrt{3}"),
+        (r"\text{(B)}", "(B)"),
         (r"90^\circ", "90"),
         ("7.0", "7"),
         ("7.", "7"),
@@ -101,7 +108,16 @@ def test_normal_math_drops_what_makes_no_difference(left: str, right: str) -> No
     assert normal_math(left) == normal_math(right)
 
 
-@pytest.mark.parametrize(("left", "right"), [("12", "1.2"), ("1,2", "12"), (r"\frac{1}{2}", r"\frac{2}{1}")])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("12", "1.2"),
+        ("1,2", "12"),
+        ("1.50", "150"),
+        (r"\frac{1}{2}", r"\frac{2}{1}"),
+        (r"\text{odd}", r"\text{even}"),
+    ],
+)
 def test_normal_math_keeps_what_does(left: str, right: str) -> None:
     assert normal_math(left) != normal_math(right)
 
@@ -152,6 +168,15 @@ def test_load_jsonl_reads_each_line(tmp_path: Path) -> None:
         Case("What is ½ of x?", "x is 4.", None, "2", "1"),
         Case("p", "c", None, r"\frac12", "algebra/7"),
     ]
+
+
+def test_load_jsonl_reads_what_other_programs_write(tmp_path: Path) -> None:
+    """A mark at the beginning, line ends of Windows, whole numbers as 2.0, and within the text characters
+    that only Python's splitlines takes for ends of lines."""
+    odd = {"problem": "a\u2028b\x85c", "correction": "d", "answer_after": 2.0, "answer_before": 0.5}
+    file = tmp_path / "odd.jsonl"
+    file.write_bytes(f"\ufeff{json.dumps(odd, ensure_ascii=False)}\r\n\r\n".encode())
+    assert load_jsonl(file) == [Case("a\u2028b\x85c", "d", "0.5", "2", "1")]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +262,7 @@ def test_result_refuses_other_files(tmp_path: Path, text: str) -> None:
 def test_result_draws_a_curve_for_each_routing() -> None:
     figure = made_up().plot()
     names = [trace.name for trace in figure.data]
-    assert names == ["to “before”", "to “writer”", "never: the answer before"]
+    assert names == ["before the thinking", "to the writer only", "nowhere: the answer before"]
     curve = figure.data[0]
     assert list(curve.x) == ["0", "16", "never"]
     assert list(curve.y) == pytest.approx([1 / 3, 0, 0])
@@ -280,6 +305,8 @@ def test_differing_names_the_problems() -> None:
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"problems": []}, "there are no problems"),
         ({"problems": [Case("p", "c", "1", "2", "x")] * 2}, "two problems have the same id"),
+        ({"problems": [("p", "c", "1", r"\frac12")]}, "problem 0: the answer .* is no whole number"),
+        ({"problems": [("p", "c", "1,000", "1000")], "scoring": "boxed"}, "the same to the scoring 'boxed'"),
     ],
 )
 async def test_run_checks_before_anything_runs(arguments: dict[str, object], message: str) -> None:
@@ -348,6 +375,10 @@ async def test_comparison_has_the_three_ways(tmp_path: Path) -> None:
         again = sequential.Comparison.from_json(compared.to_json(tmp_path / "compared.json"))
         assert again == compared
         assert str(compared.table()).count("\n") == 3
+        after.runs[:] = shared.runs
+        assert compared.same_words("shared", "sequential") == 4
+        after.runs[1] = replace(after.runs[1], answer="other words")
+        assert compared.same_words("shared", "sequential") == 3
         with pytest.raises(ValueError, match="no comparison"):
             sequential.Comparison.from_json(shared.to_json(tmp_path / "one.json"))
 
@@ -372,8 +403,9 @@ def test_sharded_command_writes_a_result_and_goes_on_with_it(
     sharded.main(command)
     captured = capsys.readouterr()
     assert "10 of 10 runs" in captured.err and "9 of 10" not in captured.err, "one run was made"
-    with pytest.raises(ValueError, match="start a new file"):
+    with pytest.raises(SystemExit):
         sharded.main([*command, "--seed", "5"])
+    assert "start a new file" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_sharded_command_reads_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,6 +422,51 @@ def test_sharded_command_explains_a_wrong_k(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         sharded.main(["--ks", "4,often"])
     assert "give numbers and 'never', as in 0,16,never" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--problems", "0"], "'0': give a whole number, at least 1"),
+        (["--concurrency", "-1"], "'-1': give a whole number, at least 1"),
+        (["--dataset", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--model", "nonsense"], "there is no model 'nonsense'"),
+        (["--problems", "1", "--ks", "4,4"], "one or more different ks"),
+    ],
+)
+@pytest.mark.parametrize("command", [sharded.main, sequential.main])
+def test_commands_explain_mistakes_in_a_line(
+    command: Callable[[list[str]], None],
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command([*arguments, "--model", str(checkpoint())] if "--model" not in arguments else arguments)
+    assert ended.value.code == 2
+    if command is sequential.main and "--ks" in arguments:
+        message = "unrecognized arguments: --ks"
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_command_help_names_the_fields_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        sharded.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(f"\n{name}: " in said for name in (*REQUIRED, *OPTIONAL))
+
+
+def test_saver_counts_each_result_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left of a second result is told from its own speed, not from that since the start."""
+    saver = Saver(seconds=0)
+    first, second = made_up(), made_up()
+    saver(first, 16)
+    saver.began -= 1e6  # long ago
+    saver.last -= 60
+    saver(second, 30)
+    said = capsys.readouterr().err.splitlines()[-1]
+    left = float(said.removeprefix("15 of 30 runs, ").removesuffix(" s left"))
+    assert 899 <= left < 1800, "15 more at one a minute"
 
 
 def test_sequential_command_writes_a_comparison(

@@ -4,7 +4,8 @@ Other machines add numbers in another order, and then two words that are as good
 So up to three problems may come out differently in each figure; more means that something was broken, or
 changed on purpose. Then the files are made anew:
 
-    python -m asyncllm_nb.evals.sharded --problems 40 --ks 0,32,never --out tests/data/sharded-40.json
+    python -m asyncllm_nb.evals.sharded --problems 40 --ks 0,32,never --routing before --routing after \\
+        --out tests/data/sharded-40.json
     python -m asyncllm_nb.evals.sequential --problems 40 --out tests/data/sequential-40.json
     python -m asyncllm_nb.evals.logs --logs 40 --lines 6 --out tests/data/logs-40.json
 """

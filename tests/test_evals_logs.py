@@ -131,4 +131,6 @@ async def test_section_of_the_results_has_a_row_for_each_condition(tmp_path: Pat
     text = section(tmp_path)
     for row in ("| after | 3 | 2 |", "| – | never | 2 |", "| shared | 2 |", "| watcher | 3 |"):
         assert row in text
-    assert "1 held-out logs of 3 lines. A line comes after every 3\ntokens" in text
+    for command in ("sharded --problems 2`", "sequential --problems 2`", "logs --logs 1 --lines 3`"):
+        assert f"`python -m asyncllm_nb.evals.{command}: " in text
+    assert "A line comes after every\n3 tokens" in text

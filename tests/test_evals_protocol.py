@@ -48,9 +48,8 @@ def texts(llm: AsyncLLM) -> dict[str, str]:
 async def test_frame_leaves_the_users_turn_open() -> None:
     async with engine() as llm:
         frame = Frame.of(llm, Setup(system="Be brief."))
-    assert frame.before == f"<|im_start|>system\nBe brief.<|im_end|>\n{OPENING}"
-    assert frame.behind == CLOSING
-    assert (frame.turn_before, frame.turn_behind) == (f"<|im_end|>\n{OPENING}", CLOSING)
+    assert frame.turns.opening == f"<|im_start|>system\nBe brief.<|im_end|>\n{OPENING}"
+    assert (frame.turns.answering, frame.turns.next) == (CLOSING, f"<|im_end|>\n{OPENING}")
     assert frame.think_end is None, "the small tokenizer has no such mark"
 
 

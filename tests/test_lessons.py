@@ -153,3 +153,47 @@ def test_the_evaluation_lesson_plots_its_curve(
     (plot,) = [cell for cell in notebook.cells if cell.id == "plot"]
     curves = [data["application/vnd.plotly.v1+json"]["data"] for o in plot.outputs if (data := o.get("data"))]
     assert [len(curve["x"]) for curve in curves[0]] == [4, 4, 1]
+
+
+PATTERNS = {
+    "06_probe": ("probe reads prompt, log and writes nothing", r"monitor: \d.*loop: \d"),
+    "07_parallel_streams": (
+        "worker 2 reads prompt, history, lane 1 and writes lane 2",
+        r"alone \d.*workers \d",
+    ),
+    "08_delegation": ("helper 1 reads prompt and writes helper 1", r"delegation: +\d.*loop: +\d"),
+    "09_interruptions": ("speak reads memory and writes speech", r"listener: .*begun \d.*turns: .*begun \d"),
+    "10_evolving_context": ("replace reads prompt and writes context", r"reader: \d.*loop: \d"),
+}
+"""For each ready-made agent's lesson a row of its diagram, and how its figures beside the loop look."""
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_lesson_draws_its_views_and_runs_the_loop_beside_it(
+    name: str, tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(NOTEBOOKS / f"{name}.ipynb", tmp_path, executed)
+    row, figures = PATTERNS[name]
+    drawn = outputs_of(notebook, "diagram")
+    assert row in drawn and 'src="data:image/svg+xml;base64,' in drawn
+    assert re.search(figures, outputs_of(notebook, "loop"), re.DOTALL)
+
+
+@pytest.mark.notebook
+def test_the_lesson_on_probes_warns_of_what_its_rule_says(
+    tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(NOTEBOOKS / "06_probe.ipynb", tmp_path, executed)
+    warned = re.findall(r"warned +(.+)", outputs_of(notebook, "judged"))
+    assert warned == ["09:16 pump temperature 75", "09:18 pump temperature 71"]
+
+
+@pytest.mark.notebook
+def test_the_lesson_on_contexts_shows_an_answer_read_from_two_versions(
+    tmp_path: Path, executed: dict[str, nbformat.NotebookNode]
+) -> None:
+    notebook = execute(NOTEBOOKS / "10_evolving_context.ipynb", tmp_path, executed)
+    assert "[version 1; now 2]" in outputs_of(notebook, "change")
+    versions = re.findall(r"^version (\d+): ", outputs_of(notebook, "trace"), re.MULTILINE)
+    assert versions == ["1", "2", "2"]  # of the first answer twice, and of the second

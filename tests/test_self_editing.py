@@ -501,6 +501,11 @@ async def test_misuse_says_what_to_do() -> None:
                 ValueError,
                 r"no block x: `await agent.block\(...\)` first",
             ),
+            (lambda: SelfEditing(agent, "better"), TypeError, "not Agent and str"),  # type: ignore[arg-type]
+            (lambda: SelfEditing(agent.llm, task), TypeError, "not AsyncLLM and EditingTask"),  # type: ignore[arg-type]
+            (lambda: dataclasses.replace(task, blocks="x"), TypeError, r"\['x'\], not 'x'"),
+            (lambda: dataclasses.replace(task, writes="x"), TypeError, r"\['x'\], not 'x'"),
+            (lambda: dataclasses.replace(task, score=3), TypeError, "a function of a Trial"),  # type: ignore[arg-type]
             (lambda: dataclasses.replace(task, writes=("x",)), ValueError, "writes names x"),
             (lambda: dataclasses.replace(task, inputs={"a b": 1}), ValueError, "'a b' is no Python name"),
             (lambda: dataclasses.replace(task, inputs={"prompt": 1}), ValueError, "each name is given once"),

@@ -239,7 +239,7 @@ async def test_a_timeout_counts_the_waiting() -> None:
             await asyncio.Event().wait()
 
         for call in (gated("x"), asked("x"), endless()):
-            with pytest.raises(TimeoutError):
+            with pytest.raises(TimeoutError, match=r"call \d, \w+\(.*\): after 0.001 s, while"):
                 await call
         assert [call.state for call in agent.calls] == ["timeout"] * 3 and agent.pending == []
         reasons = [call.reason.partition(", while ")[2] for call in agent.calls]
@@ -309,6 +309,8 @@ async def test_misuse_of_a_tool_names_the_fix() -> None:
 
         def send() -> None: ...
 
+        def search(query: str) -> None: ...
+
         with pytest.raises(TypeError, match=r"no keyword 'aprove': did you mean 'approve'"):
             agent.tool(aprove=True)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="approve is True"):
@@ -322,6 +324,10 @@ async def test_misuse_of_a_tool_names_the_fix() -> None:
         with pytest.raises(TypeError, match="a tool is a function"):
             agent.tool(3)  # type: ignore[call-overload]
         assert agent.tools == {} and agent.events == {}
+        wants_text = agent.tool(search)
+        with pytest.raises(TypeError, match=r"^search\(query.*\).*: missing .* 'query'$"):
+            await wants_text()
+        assert agent.calls == []
 
 
 async def test_the_recording_holds_agents_and_calls() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import Agent
 from .common import agent_of, ask, blocks_of, changed
-from .feeds import Feed, items
+from .feeds import Feed, check_feed, items
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def evolving_context(
     on_reading: called with each reading.
     template_args: of the chat template, such as enable_thinking=False.
     """
+    check_feed(states)
     if restarts < 0:
         raise ValueError(f"restarts must be 0 or more, not {restarts}")
     agent = agent_of(llm, name)

@@ -26,6 +26,17 @@ Feed = AsyncIterable[str] | Iterable[str] | asyncio.Queue[Any]
 """Texts that come one by one; a queue ends with None."""
 
 
+def check_feed(feed: object) -> None:
+    """Raise TypeError for what gives no texts one by one; a single text would give its letters."""
+    if isinstance(feed, str | bytes):
+        raise TypeError(
+            f"a feed gives texts one by one, and {feed!r:.60} is a single one: put it into a list, or read a "
+            "file with Tail(file)"
+        )
+    if not isinstance(feed, AsyncIterable | Iterable | asyncio.Queue):
+        raise TypeError(f"a feed is a list, an iterator or a queue of texts, not {feed!r:.60}")
+
+
 async def items(feed: Feed) -> AsyncIterator[str]:
     """The texts of a feed, whatever its kind."""
     if isinstance(feed, asyncio.Queue):

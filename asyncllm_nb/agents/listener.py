@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import Agent
 from .common import agent_of, blocks_of, changed, check_choices, encode_again, join
-from .feeds import Feed, items
+from .feeds import Feed, check_feed, items
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def listener(
     opening, closing: around what is heard. question, choices: asked after each word; to answer, to wait.
     speak: called with each token. template_args: of the chat template, such as enable_thinking=False.
     """
+    check_feed(words)
     check_choices(choices)
     agent = agent_of(llm, name)
     llm = agent.llm
@@ -78,8 +79,7 @@ def listener(
         async with llm.transaction(memory, heard):
             if heard.version != version:
                 return quiet.set()
-            said = heard.text.strip()
-            placed[0] -= heard.num_tokens
+            said, placed[0] = heard.text.strip(), placed[0] - heard.num_tokens
             await llm.append_block(memory, heard)
             await llm.clear(heard)
         interrupted, view = False, [memory, speech]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent import Agent
 from .common import agent_of, ask, blocks_of, check_choices, with_note
-from .feeds import Feed, items
+from .feeds import Feed, check_feed, items
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def monitor(
     probe_note, thinker_note: what only one of the two is told, so that neither is distracted by the other.
     keep: how many lines the log holds, and the thinker explains; then the older half makes room.
     """
+    check_feed(lines)
     check_choices(choices)
     if keep < 2:
         raise ValueError(f"keep must be 2 lines or more, not {keep}")

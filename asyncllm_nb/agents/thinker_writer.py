@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..agent import Agent
-from .common import Question, agent_of, ask, start_over
+from .common import Question, agent_of, ask, check_choices, start_over
 
 if TYPE_CHECKING:
     from ..llm import AsyncLLM
@@ -56,8 +56,7 @@ def thinker_writer(
     opening: what the writer puts between the thinking and its answer.
     paragraph, think_end: what ends a paragraph, and the thinking.
     """
-    if len(choices) != 2:
-        raise ValueError(f"choices are two answers, for 'write now' and 'wait', not {choices!r}")
+    check_choices(choices)
     agent = agent_of(llm, name)
     llm = agent.llm
     asked, new_paragraph, thought = asyncio.Event(), asyncio.Event(), asyncio.Event()

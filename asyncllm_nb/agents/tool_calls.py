@@ -44,6 +44,8 @@ def tool_calls(
 
     What goes wrong in a call, the model is told as its result, and a denied one too.
     """
+    if callable(tools) or not all(callable(tool) for tool in tools):
+        raise TypeError(f"tools are several functions of one text, such as [calc], not {tools!r:.60}")
     agent = agent_of(llm, name)
     llm = agent.llm
     for tool in tools:

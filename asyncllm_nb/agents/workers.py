@@ -44,8 +44,8 @@ def workers(
     conclusion: how the answer begins that is written behind the history when the workers have ended.
     max_tokens: most tokens of a piece, and of the answer.
     """
-    if isinstance(pieces, str) or not pieces:
-        raise ValueError("pieces are given for each worker: at least one list of beginnings")
+    if isinstance(pieces, str) or not pieces or any(isinstance(one, str) for one in pieces):
+        raise ValueError('pieces are lists of beginnings, one list a worker, such as [["First,"], ["Then,"]]')
     agent = agent_of(llm, name)
     llm = agent.llm
     todo = [iter(one) for one in pieces]

@@ -1,6 +1,15 @@
 """Evaluations: what shared memory does to accuracy, work and delay, measured on any model.
 
-`sharded` lets an input arrive while a model thinks, `sequential` compares with a model that writes after
-thinking, `logs` watches a log with probes. Each is a module with a command line, and imports nothing
-here, so that it can be run with ``python -m``.
+Each of these is a module with a command line (``python -m asyncllm_nb.evals.sharded --help``):
+
+sharded        an input that arrives while a model thinks
+sequential     a writer at once with the thinker, beside one that writes after it
+logs           a log that is watched by probes, beside a loop that reads everything first
+approximation  how far views of shared blocks are from a fresh encoding
+patterns       ready-made agents beside the ordinary loop that does the same work
+patterns_io    the same for agents that take input while they work
+report         a page of Markdown about the first three
+
+The other modules are what these are made of. Nothing is imported here, so that each can be run with
+``python -m``.
 """

@@ -72,18 +72,20 @@ def arithmetic_cases(count: int, seed: int = 0, steps: tuple[int, int] = (3, 6))
 
 
 def load_jsonl(file: str | os.PathLike[str]) -> list[Case]:
-    """Cases from a file with one JSON object a line (empty lines aside), all fields text:
+    """Cases from a file with one JSON object a line (empty lines aside). Answers are text or numbers, all
+    else is text, and other fields are left alone:
 
     problem: what the user says first. The text behind it is where a correction may stand.
     correction: what the user says later: a correction, or the part of the problem that was left out.
-    answer_after: the answer with it, as text or as a number.
+    answer_after: the answer with it.
     answer_before: the answer without it; left out or null if the problem has none then.
     id: a name of the problem; by default the number of its line.
 
     Raises ValueError that names the file, the line and the field.
     """
     cases = []
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+    # Not splitlines: within JSON text may stand other characters that count as ends of lines for it.
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             cases.append(_parse(line, number, f"{file}, line {number}"))
     if not cases:
@@ -120,4 +122,4 @@ def _answer(value: Any, name: str, where: str) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
         raise ValueError(f"{where}: field {name!r} must be text or a number, not {value!r:.40}")
-    return str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

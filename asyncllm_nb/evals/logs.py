@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..tasks.logs import QUESTION, Log, make_log
+from .commands import at_least_one, run_command
 from .files import write_json
 from .passes import Passes
 from .protocol import Frame, Setup
@@ -214,7 +215,7 @@ class _OneLog:
     def opening(self, lines: Iterable[str] = ()) -> list[int]:
         """The user's turn with the rule, and lines behind it."""
         said = self.log.head + "".join(line + "\n" for line in lines)
-        return [*self.llm.encode(self.frame.before), *self.llm.encode(said, control=False)]
+        return [*self.llm.encode(self.frame.turns.opening), *self.llm.encode(said, control=False)]
 
     # ---- the watcher ----------------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class _OneLog:
         stop = self.frame.think_end or ()
         left = len(self.log.lines) - 1
         thoughts = self.llm.generate(
-            self.frame.behind, [log, thinker], stop=stop, max_tokens=self.most, name="explain"
+            self.frame.turns.answering, [log, thinker], stop=stop, max_tokens=self.most, name="explain"
         )
         async for _ in thoughts:
             if left and len(thoughts.token_ids) % self.pace == 0:
@@ -273,7 +274,7 @@ class _OneLog:
     async def read_first(self) -> tuple[list[Line], int]:
         """The same for the loop that reads everything, then explains line by line."""
         block = await self.llm.create_block("all of the log")
-        said = [*self.opening(self.log.lines), *self.llm.encode(self.frame.behind)]
+        said = [*self.opening(self.log.lines), *self.llm.encode(self.frame.turns.answering)]
         stop = self.frame.think_end or ()
         told = self.llm.generate(said, [block], stop=stop, max_tokens=self.most, name="explain all")
         ends: list[int] = []  # for each character of the text, the passes after which it was there
@@ -301,15 +302,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.logs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
-    parser.add_argument("--logs", type=int, default=300, help="how many")
-    parser.add_argument("--lines", type=int, default=12, help="of each log")
-    parser.add_argument("--pace", type=int, default=8, help="tokens of the thinker from line to line")
-    parser.add_argument("--max-tokens", type=int, default=MOST, help="of an explanation")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--concurrency", type=int, default=16, help="logs at a time")
+    parser.add_argument("--logs", type=at_least_one, default=300, help="how many")
+    parser.add_argument("--lines", type=at_least_one, default=12, help="of each log")
+    parser.add_argument("--pace", type=at_least_one, default=8, help="tokens thought from line to line")
+    parser.add_argument("--max-tokens", type=at_least_one, default=MOST, help="of an explanation")
+    parser.add_argument("--seed", type=int, default=0, help="of the made-up logs")
+    parser.add_argument("--concurrency", type=at_least_one, default=16, help="logs at a time")
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
-    result = asyncio.run(_main(options))
+    result = run_command(parser, _main(options))
     if options.out is not None:
         result.to_json(options.out)
     print(result.table())

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..agents.turns import Turns
 from .passes import Passes
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ Routing = Literal["before", "after", "writer", "never"]
 ROUTINGS: tuple[Routing, ...] = ("before", "after", "writer")
 """Into a block that both read before the thinking; as a turn behind the thinking so far; as a turn that only
 the writer reads. "never" is the control."""
-
-_SAID, _THOUGHT = "\u2063what-the-user-says\u2063", "\u2063what-the-assistant-said\u2063"
-"""Stand for these while a template is rendered around them."""
 
 
 @dataclass(frozen=True)
@@ -60,53 +58,26 @@ class Setup:
     at_once: bool = True
     max_thinking: int = 400
     max_summary: int = 40
-    max_answer: int = 60
+    max_answer: int = 160
     system: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The chat template around what the user says, and the mark that ends the thinking, if there is one."""
+    """The marks around turns, and the one that ends the thinking, if there is one."""
 
-    before: str  # opens the user's turn
-    behind: str  # closes it, and opens the assistant's
-    turn_before: str  # closes the assistant's open turn, and opens the user's
-    turn_behind: str
+    turns: Turns
     think_end: str | None
 
     @staticmethod
     def of(llm: AsyncLLM, setup: Setup) -> Frame:
         """Raises ValueError for a model without a chat template, or with one that hides what is said."""
-        llm.chat_prompt(".", system=setup.system, **setup.template_args)  # says what is missing
-
-        def around(*messages: tuple[str, str]) -> tuple[str, str]:
-            """The rendered conversation before and behind what the user says last."""
-            said = [{"role": role, "content": content} for role, content in messages]
-            text = llm.tokenizer.apply_chat_template(
-                said, tokenize=False, add_generation_prompt=True, **setup.template_args
-            )
-            before, found, behind = text.partition(_SAID)
-            if not found or _SAID in behind:
-                raise ValueError(
-                    "this model's chat template does not show what the user says exactly once, so its turn "
-                    "cannot be left open: use a model with a plain chat template"
-                )
-            return before, behind
-
-        system = [("system", setup.system)] if setup.system is not None else []
-        before, behind = around(*system, ("user", _SAID))
-        running, turn_behind = around(("user", "."), ("assistant", _THOUGHT), ("user", _SAID))
-        _, found, turn_before = running.partition(_THOUGHT)
-        if not found:
-            raise ValueError(
-                "this model's chat template does not show what the assistant said, so turns cannot be added "
-                "to a running one: use a model with a plain chat template"
-            )
+        turns = Turns.of(llm, system=setup.system, **setup.template_args)
         think_end = setup.think_end
         if think_end is None and len(llm.encode("</think>")) == 1:
             think_end = "</think>"
-        return Frame(before, behind, turn_before, turn_behind, think_end)
+        return Frame(turns, think_end)
 
 
 @dataclass(frozen=True)
@@ -184,7 +155,7 @@ class _Run:
 
     async def transcript(self, problem: str) -> Transcript:
         llm, prompt = self.llm, self.blocks["prompt"]
-        said = [*llm.encode(self.frame.before), *llm.encode(problem, control=False)]
+        said = [*llm.encode(self.frame.turns.opening), *llm.encode(problem, control=False)]
         await llm.forward(said, [prompt], logits="none")
         self.began = self.passes.of(prompt)
         if self.setup.at_once:
@@ -214,7 +185,7 @@ class _Run:
         llm, setup, view = self.llm, self.setup, self.view("thinker")
         if self.k == 0 and self.routing == "before":
             await self.arrive()
-        await llm.forward(llm.encode(self.frame.behind), view, logits="none")
+        await llm.forward(llm.encode(self.frame.turns.answering), view, logits="none")
         if self.k == 0 and not self.arrived:
             await self.arrive()
         stop = self.frame.think_end or ()
@@ -231,12 +202,12 @@ class _Run:
 
     async def arrive(self) -> None:
         """The correction is here: encode it where its routing says."""
-        llm, frame = self.llm, self.frame
+        llm, turns = self.llm, self.frame.turns
         said = llm.encode("\n" + self.correction, control=False)
         block = "input"
         if self.routing != "before":
             said = llm.encode(self.correction, control=False)
-            said = [*llm.encode(frame.turn_before), *said, *llm.encode(frame.turn_behind)]
+            said = [*llm.encode(turns.next), *said, *llm.encode(turns.answering)]
             block = "thinker" if self.routing == "after" else "late"
         await llm.forward(said, self.view(block), logits="none")
         self.arrived = True

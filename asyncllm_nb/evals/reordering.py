@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from ..agents.turns import Turns
 from ..tasks import Problem, make_problem
-from .protocol import Frame, Setup
+from .protocol import Setup
 
 if TYPE_CHECKING:
     from ..engine.blocks import CacheBlock
@@ -80,8 +81,8 @@ class _Text:
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        frame = Frame.of(llm, Setup())
-        self.before, self.behind = frame.before, frame.behind
+        turns = Turns.of(llm)
+        self.before, self.behind = turns.opening, turns.answering
 
     def prompt(self, problem: Problem) -> Ids:
         """The user's turn, left open."""

@@ -22,13 +22,13 @@ from .sequential import Comparison
 TEXT = """\
 ## What an input does that arrives while the model thinks
 
-`python -m asyncllm_nb.evals.sharded`, {problems} held-out problems, greedy; outcomes per problem stand in
-`results/sharded.json`. A correction arrives when the thinker has made k tokens: *before*, right behind the
-problem and in front of the thinking; *after*, as a turn behind the thinking so far; *writer*, as a turn that
-only the writer reads. Everything computed stays. Of the writer's answer the last whole number counts. *Taken
-up*: the last line of the thinking that is no check gives the answer after the correction. *Arrived*: the
-correction came before the thinking had ended; where it did not, it was never said. In brackets stand Wilson's
-95 % intervals.
+`python -m asyncllm_nb.evals.sharded --problems {problems}`: held-out problems, greedy; outcomes per problem
+stand in `results/sharded.json`. A correction arrives when the thinker has made k tokens: *before*, right
+behind the problem and in front of the thinking; *after*, as a turn behind the thinking so far; *writer*, as a
+turn that only the writer reads. Everything computed stays. Of the writer's answer the last whole number
+counts. *Taken up*: the last line of the thinking that is no check gives the answer after the correction.
+*Arrived*: the correction came before the thinking had ended; where it did not, it was never said. In brackets
+stand Wilson's 95 % intervals.
 
 {sharded}
 
@@ -38,16 +38,17 @@ Means over the same runs. Forward passes count from the moment when the problem 
 
 ### Writing while thinking, or afterwards
 
-`python -m asyncllm_nb.evals.sequential`, {compared} problems without a correction. *Shared*: the writer
-sums up paragraphs while the thinker goes on. *Sequential*: the same, when the thinker has ended. *Answer
-only*: no summaries. Shared and sequential differ in {differing} problems in whether the answer is right.
+`python -m asyncllm_nb.evals.sequential --problems {compared}`: no correction comes. *Shared*: the writer sums
+up paragraphs while the thinker goes on. *Sequential*: the same, when the thinker has ended. *Answer only*: no
+summaries. Shared and sequential differ in {differing} problems in whether the answer is right; word for word
+their answers are the same in {same}.
 
 {sequential}
 
 ### Watching a log
 
-`python -m asyncllm_nb.evals.logs`, {logs} held-out logs of {lines} lines. A line comes after every {pace}
-tokens of a thinker that explains older ones. The *watcher* encodes it and asks "Warn?" by a probe; the
+`python -m asyncllm_nb.evals.logs --logs {logs} --lines {lines}`: held-out logs. A line comes after every
+{pace} tokens of a thinker that explains older ones. The *watcher* encodes it and asks "Warn?" by a probe; the
 *sequential* loop reads all lines first, then explains each in text. Delay: forward passes from when a line
 was due until its warning was known.
 
@@ -66,6 +67,7 @@ def section(folder: Path) -> str:
         work=result.work_table().markdown(),
         compared=len(next(iter(compared.ways.values())).runs),
         differing=len(compared.differing("shared", "sequential")),
+        same=compared.same_words("shared", "sequential"),
         sequential=compared.table().markdown(),
         logs=watch.settings["logs"],
         lines=max(line.index for line in watch.lines) + 1,
@@ -79,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.report", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="has sharded.json, sequential.json and logs.json")
-    print(section(parser.parse_args(arguments).folder))
+    options = parser.parse_args(arguments)
+    try:
+        print(section(options.folder))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -146,19 +146,25 @@ class Result:
         control = self.share("never", None).of > 0
         places = [str(k) for k in self.ks] + (["never"] if control else [])
         figure = go.Figure()
-        for routing, symbol in zip(ROUTINGS, ("circle", "square", "diamond"), strict=True):
+        curves = (
+            ("before the thinking", "circle"),
+            ("behind the thinking so far", "square"),
+            ("to the writer only", "diamond"),
+        )
+        for routing, (name, symbol) in zip(ROUTINGS, curves, strict=True):
             if routing in self.routings:
                 ks: list[int | None] = [*self.ks, *([None] if control else [])]
                 shares = [self.share(routing, k) for k in ks]
-                figure.add_trace(_curve(go, f"to “{routing}”", symbol, places, shares, "lines+markers"))
+                figure.add_trace(_curve(go, name, symbol, places, shares, "lines+markers"))
         if control:
             right = [self.share("never", None, "before")]
-            name = "never: the answer before"
+            name = "nowhere: the answer before"
             figure.add_trace(_curve(go, name, "x", ["never"], right, "markers"))
         figure.update_layout(
             xaxis={"title": "tokens thought when the correction came", "type": "category"},
             yaxis={"title": "answers after the correction", "tickformat": ".0%", "range": [-0.02, 1.02]},
-            legend_title="where it went",
+            legend_title="where the correction went",
+            margin={"t": 30},
             template="none",
         )
         figure.update_xaxes(categoryorder="array", categoryarray=places)

@@ -58,7 +58,10 @@ def _last_line_integer(thinking: str) -> str | None:
 
 
 def _plain_integer(answer: str) -> str:
-    return str(int(answer))
+    try:
+        return str(int(answer))
+    except ValueError:
+        raise ValueError(f"the answer {answer!r} is no whole number: score it as 'boxed'") from None
 
 
 # ---- what stands in a box --------------------------------------------------------------------------
@@ -69,27 +72,31 @@ _DROPPED = (
 )  # fmt: skip
 """What makes no difference between two answers."""
 
+_UNIT = re.compile(r"(?<=[\d})])(?:\\ )?\s*\\(?:text|mbox|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?$")
 _UNWRAPPED = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf)\{([^{}]*)\}")
 _SHORT_FRACTION = re.compile(r"\\frac(\d)(\d)")
+_SHORT_ROOT = re.compile(r"\\sqrt(\d)")
+_BARE_DOT = re.compile(r"(?<!\d)\.(?=\d)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _BARE_ZEROS = re.compile(r"(\d)\.0+$")
 
 
 def normal_math(answer: str) -> str:
-    r"""An answer as LaTeX with what makes no difference taken out: spaces, dollar signs, units in \\text,
-    \\dfrac for \\frac, commas between thousands, a final dot."""
+    r"""An answer as LaTeX with what makes no difference taken out: spaces, dollar signs, a unit in \text
+    behind a number, \dfrac for \frac, commas between thousands, a final dot."""
     text = answer.strip().rstrip(".")
     text = text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
-    text = _UNWRAPPED.sub(r"\1", text)
+    text = _UNWRAPPED.sub(r"\1", _UNIT.sub("", text.strip(" $")).replace("{,}", ","))
     for dropped in _DROPPED:
         text = text.replace(dropped, "")
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _THOUSANDS.sub("", text))
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _BARE_DOT.sub("0.", text))
     text = _BARE_ZEROS.sub(r"\1", text)
     return text.split("=")[-1] if text.count("=") == 1 and len(text.split("=")[0]) <= 2 else text
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \\boxed{...} that is complete, normalised; None if there is none."""
+    r"""What stands in the last \boxed{...} that is complete, normalised; None if there is none."""
     start = text.rfind(r"\boxed{")
     while start >= 0:
         begin = start + len(r"\boxed{")

@@ -9,7 +9,6 @@ them write the same kind of text; what differs is when, and how many forward pas
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import sharded
+from . import commands, sharded
 from .cases import Case
 from .files import write_json
 from .protocol import Setup
@@ -79,6 +78,11 @@ class Comparison:
         )
         return [case for case, right in here.items() if there[case] != right]
 
+    def same_words(self, way: str, other: str) -> int:
+        """How many answers of two ways are the same word for word."""
+        here, there = ({run.case: run.answer.split() for run in self.ways[w].runs} for w in (way, other))
+        return sum(there[case] == answer for case, answer in here.items())
+
     def to_json(self, file: str | os.PathLike[str]) -> Path:
         """Write all results, whole or not at all. Returns the path."""
         ways = {way: result.document() for way, result in self.ways.items()}
@@ -130,24 +134,24 @@ async def run(
 
 
 async def _main(options: argparse.Namespace) -> Comparison:
-    cases = sharded.cases_of(options)
-    async with sharded.engine_of(options) as llm:
+    cases = commands.cases_of(options)
+    async with commands.engine_of(options, sharded.BATCH) as llm:
         return await run(
             llm,
             cases,
-            setup=sharded.setup_of(options),
-            scoring=sharded.scoring_of(options),
+            setup=commands.setup_of(options),
+            scoring=commands.scoring_of(options),
             concurrency=options.concurrency,
-            progress=sharded.Saver(None, 0),
+            progress=commands.Saver(),
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = sharded.common_parser("sequential", __doc__)
+    parser = commands.common_parser("sequential", __doc__)
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
-    comparison = asyncio.run(_main(options))
+    comparison = commands.run_command(parser, _main(options))
     if options.out is not None:
         comparison.to_json(options.out)
     print(comparison.table())

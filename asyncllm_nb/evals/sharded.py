@@ -1,7 +1,8 @@
-"""The sharded-input test: how good are answers when part of the input arrives while the model thinks?
+r"""The sharded-input test: how good are answers when part of the input arrives while the model thinks?
 
     python -m asyncllm_nb.evals.sharded --model tiny-hybrid --problems 300 --out result.json
-    python -m asyncllm_nb.evals.sharded --model Qwen/Qwen3.5-9B --dataset math.jsonl --out result.json
+    python -m asyncllm_nb.evals.sharded --model Qwen/Qwen3.5-9B --dataset math.jsonl --out result.json \
+        --max-thinking 16384 --max-answer 1024 --system 'Put the final answer in \boxed{}.'
 
 Knows how many runs share one engine. One run is `protocol`, what came out is `results`.
 
@@ -16,14 +17,13 @@ import argparse
 import asyncio
 import hashlib
 import json
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cases import Case, arithmetic_cases, as_cases, load_jsonl
+from . import commands
+from .cases import Case, as_cases
 from .passes import Passes
 from .protocol import ROUTINGS, Frame, Routing, Setup, run_once
 from .results import Result, Run
@@ -76,6 +76,7 @@ async def run(
     cases = [replace(case, id=case.id or str(index)) for index, case in enumerate(cases)]
     if len({case.id for case in cases}) < len(cases):
         raise ValueError("two problems have the same id")
+    _check_answers(cases, scoring)
     frame = Frame.of(llm, setup)
     settings = settings_of(llm, cases, ks, routings, setup, scoring)
     result = Result(settings)
@@ -163,6 +164,20 @@ def _check(ks: Sequence[int | None], routings: Sequence[Routing], concurrency: i
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
 
 
+def _check_answers(cases: Iterable[Case], scoring: Scoring) -> None:
+    for case in cases:
+        try:
+            before = None if case.before is None else scoring.normal(case.before)
+            after = scoring.normal(case.after)
+        except ValueError as error:
+            raise ValueError(f"problem {case.id}: {error}") from None
+        if before == after:
+            raise ValueError(
+                f"problem {case.id}: the answers {case.before!r} and {case.after!r} are the same to the "
+                f"scoring {scoring.name!r}, so nothing could be told from them: leave it out"
+            )
+
+
 def _check_slots(llm: AsyncLLM, together: int) -> None:
     slots, needed = llm.stats()["slots"], SLOTS * together
     if 0 < slots < needed:
@@ -207,96 +222,22 @@ def check_same(done: Any, wanted: Any) -> None:
 # ---- the command line -------------------------------------------------------------------------------
 
 
-def parse_ks(text: str) -> list[int | None]:
-    """ "0,4,never" as numbers and None."""
-    try:
-        return [None if part.strip() == "never" else int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give numbers and 'never', as in 0,16,never") from None
-
-
-class Saver:
-    """Writes the result every now and then, and says how far it is."""
-
-    def __init__(self, out: Path | None, done: int, seconds: float = 20.0) -> None:
-        self.out, self.seconds, self.done = out, seconds, done
-        self.began = self.last = time.monotonic()
-
-    def __call__(self, result: Result, total: int) -> None:
-        now = time.monotonic()
-        if now - self.last < self.seconds and len(result.runs) < total:
-            return
-        self.last = now
-        if self.out is not None:
-            result.to_json(self.out)
-        rate = (len(result.runs) - self.done) / (now - self.began)
-        left = (total - len(result.runs)) / rate
-        print(f"{len(result.runs)} of {total} runs, {left:.0f} s left", file=sys.stderr, flush=True)
-
-
-def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """What the evaluations on problems have in common."""
-    parser = argparse.ArgumentParser(prog=f"python -m asyncllm_nb.evals.{name}", description=about)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
-    parser.add_argument("--problems", type=int, help="how many (default: 300, or all of the dataset)")
-    parser.add_argument("--dataset", type=Path, help="JSON lines: problem, correction, answer_after, ...")
-    parser.add_argument("--seed", type=int, default=0, help="of the made-up problems")
-    parser.add_argument("--scoring", choices=SCORINGS, help="default: integer, or boxed for a dataset")
-    parser.add_argument("--concurrency", type=int, default=32, help="problems at a time")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
-    parser.add_argument("--max-blocks", type=int, help="slots of the engine, for a larger concurrency")
-    parser.add_argument("--max-thinking", type=int, default=Setup.max_thinking, help="tokens")
-    parser.add_argument("--max-answer", type=int, default=Setup.max_answer, help="tokens")
-    parser.add_argument("--system", help="a system prompt")
-    return parser
-
-
-def engine_of(options: argparse.Namespace) -> AsyncLLM:
-    """The engine that a command line asks for."""
-    from ..llm import AsyncLLM
-
-    return AsyncLLM(
-        options.model,
-        device=options.device,
-        dtype=options.dtype,
-        max_batch_tokens=BATCH,
-        max_blocks=options.max_blocks,
-    )
-
-
-def cases_of(options: argparse.Namespace) -> list[Case]:
-    """The problems that a command line asks for."""
-    if options.dataset is not None:
-        return load_jsonl(options.dataset)[: options.problems]
-    return arithmetic_cases(300 if options.problems is None else options.problems, options.seed)
-
-
-def setup_of(options: argparse.Namespace) -> Setup:
-    return Setup(max_thinking=options.max_thinking, max_answer=options.max_answer, system=options.system)
-
-
-def scoring_of(options: argparse.Namespace) -> str:
-    return str(options.scoring or ("integer" if options.dataset is None else "boxed"))
-
-
 async def _main(options: argparse.Namespace) -> Result:
     done = None
     if options.out is not None and options.out.exists():
         done = Result.from_json(options.out)
-    cases = cases_of(options)
-    async with engine_of(options) as llm:
+    cases = commands.cases_of(options)
+    async with commands.engine_of(options, BATCH) as llm:
         result = await run(
             llm,
             cases,
             options.ks,
             options.routing or ROUTINGS,
-            setup=setup_of(options),
-            scoring=scoring_of(options),
+            setup=commands.setup_of(options),
+            scoring=commands.scoring_of(options),
             concurrency=options.concurrency,
             done=done,
-            progress=Saver(options.out, len(done.runs) if done else 0),
+            progress=commands.Saver(options.out),
         )
     if options.out is not None:
         result.to_json(options.out)
@@ -305,13 +246,15 @@ async def _main(options: argparse.Namespace) -> Result:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = common_parser("sharded", __doc__)
+    parser = commands.common_parser("sharded", __doc__)
     parser.add_argument("--out", type=Path, help="JSON file; one that is there is continued")
-    parser.add_argument("--ks", type=parse_ks, default=list(KS), help="as in 0,16,never")
+    parser.add_argument("--ks", type=commands.parse_ks, default=list(KS), help="as in 0,16,never")
     parser.add_argument("--routing", action="append", choices=ROUTINGS, help="may be given several times")
     parser.add_argument("--plot", type=Path, help="write the curve as an HTML page")
     options = parser.parse_args(arguments)
-    result = asyncio.run(_main(options))
+    if options.plot is not None:
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+    result = commands.run_command(parser, _main(options))
     print(result.table(), result.work_table(), sep="\n\n")
     if options.plot is not None:
         result.plot().write_html(options.plot)
