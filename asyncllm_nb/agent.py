@@ -162,11 +162,12 @@ class Agent:
         ended = self._group.until(lambda: not any(c.alive and c.state == "ending" for c in stopped))
         return Doing(ended, f"{self.name}: {', '.join(names) or 'all coroutines'} told to stop")
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str) -> Self:
         """Start a coroutine anew, once what runs of it has ended; blocks stay as they are."""
         self._engine.check_usable()
         (coroutine,) = self._group.named([name])
         self._group.restart(coroutine)
+        return self
 
     def _check_here(self) -> None:
         """Raise RuntimeError where nothing of the agent can be ended: outside of the engine's thread, or

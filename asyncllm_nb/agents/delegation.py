@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ..engine.blocks import CacheBlock
     from ..llm import AsyncLLM
 
-BREAK = "\n\n"
-"""Between two lines."""
+BREAK = "\n\n"  # between two lines
 
 
 def delegation(
@@ -89,6 +88,7 @@ def delegation(
             lead = BREAK if helper is not agent.blocks["helper 1"] else ""
             await help_with(lead + line + BREAK, [agent.blocks["prompt"], *done, helper], 1)
         done.append(helper)
+        done.sort(key=lambda block: block.id)  # read in the order of the questions, whoever was faster
 
     @agent.coroutine
     async def call() -> str:
