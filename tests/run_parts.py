@@ -101,7 +101,7 @@ PARTS = (
         ),
         alone=True,
     ),
-    Part("browser", 5, ("browser/test_*.py",), alone=True),
+    Part("browser", 8, ("browser/test_*.py",), alone=True),
     Part("gpu", 10, ("gpu/test_*.py",), alone=True),
 )
 
