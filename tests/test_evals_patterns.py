@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from helpers import checkpoint, engine, free_memory
 from scripted import script
 
-from asyncllm_nb.evals import loops, patterns
+from asyncllm_nb.evals import loops, patterns, patterns_io
 from asyncllm_nb.evals.loops import Meter
 
 END = "</think>"
@@ -131,3 +132,20 @@ def test_the_command_line_writes_a_file_and_prints_a_table(
     file.write_text("{}")
     with pytest.raises(ValueError, match="no comparison of patterns"):
         patterns.Comparison.from_json(file)
+
+
+@pytest.mark.parametrize("main", [patterns.main, patterns_io.main])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--problems", "0"], "at least 1"), (["--model", "nowhere"], "there is no model 'nowhere'")],
+)
+def test_a_mistake_on_the_command_line_is_said_in_a_line(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,6 +91,21 @@ def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     for name, most in (("--max-thinking", Setup.max_thinking), ("--max-answer", Setup.max_answer)):
         parser.add_argument(name, type=at_least_one, default=most, help=f"tokens (default: {most})")
     parser.add_argument("--system", help="a system prompt")
+    return parser
+
+
+def patterns_parser(
+    name: str, about: str | None, patterns: Iterable[str], problems: int
+) -> argparse.ArgumentParser:
+    """What the commands have in common that measure ready-made agents; `problems`: of each, if not said."""
+    parser = argparse.ArgumentParser(prog=f"python -m asyncllm_nb.evals.{name}", description=about)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    parser.add_argument("--pattern", default="all", choices=["all", *patterns])
+    parser.add_argument("--problems", type=at_least_one, default=problems, help="of each pattern")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--concurrency", type=at_least_one, default=16, help="problems at a time")
+    parser.add_argument("--out", type=Path, help="JSON file")
     return parser
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..agents import delegation, thinker_writer, tool_calls, workers
 from ..tasks import calling, make_problem, parse_answer
 from ..tasks.words import capital
-from . import loops
+from . import commands, loops
 from .files import write_json
 from .loops import Meter
 from .statistics import Share, mean
@@ -250,16 +250,9 @@ async def _both(llm: AsyncLLM, meter: Meter, pattern: str, number: int, task: Ta
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.patterns", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
-    parser.add_argument("--pattern", default="all", choices=["all", *PATTERNS])
-    parser.add_argument("--problems", type=int, default=100, help="of each pattern")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--concurrency", type=int, default=16, help="problems at a time")
-    parser.add_argument("--out", type=Path, help="JSON file")
+    parser = commands.patterns_parser("patterns", __doc__, PATTERNS, 100)
     options = parser.parse_args(arguments)
-    result = asyncio.run(_main(options))
+    result = commands.run_command(parser, _main(options))
     if options.out is not None:
         result.to_json(options.out)
     print(result.table())

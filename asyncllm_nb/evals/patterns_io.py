@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import evolving, listening, monitoring
+from . import commands, evolving, listening, monitoring
 from .clock import Clock
 from .logs import held_out_logs
 from .loops import Meter
@@ -186,17 +186,10 @@ async def _work(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.patterns_io", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
-    parser.add_argument("--pattern", default="all", choices=["all", *PATTERNS])
-    parser.add_argument("--problems", type=int, default=60, help="of each pattern")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--concurrency", type=int, default=16, help="problems at a time")
-    parser.add_argument("--out", type=Path, help="JSON file")
+    parser = commands.patterns_parser("patterns_io", __doc__, PATTERNS, 60)
     options = parser.parse_args(arguments)
     patterns = list(PATTERNS) if options.pattern == "all" else [options.pattern]
-    result = asyncio.run(_main(options, patterns))
+    result = commands.run_command(parser, _main(options, patterns))
     if options.out is not None:
         result.to_json(options.out)
     for pattern in patterns:
