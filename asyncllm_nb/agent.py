@@ -93,7 +93,7 @@ class Agent:
 
     # ---- coroutines -----------------------------------------------------------------------------
 
-    def coroutine(self, function: F) -> F:
+    def coroutine(self, function: F | None = None) -> F:
         """Decorator: `function`, an ``async def`` without parameters (or with one called ``agent``), is
         the coroutine of that name from now on.
 
@@ -101,6 +101,8 @@ class Agent:
         await, and the new one starts when the old one's ``finally`` has ended. Tasks that it starts by
         itself are its own to end, as asyncio.TaskGroup does. Raises TypeError for what cannot run.
         """
+        if function is None:  # it has no options
+            raise TypeError("write @agent.coroutine above the async def, without brackets")
         return self.add(function)
 
     def add(self, function: F, *, name: str | None = None, source: str | None = None) -> F:

@@ -540,7 +540,9 @@ async def test_what_an_agent_cannot_run_is_refused() -> None:
         async def wants(prompt: CacheBlock, length: int = 3) -> None: ...
 
         with pytest.raises(TypeError, match="is an `async def`"):
-            agent.coroutine(plain)  # type: ignore[type-var]
+            agent.coroutine(plain)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="without brackets"):
+            agent.coroutine()
         with pytest.raises(TypeError, match="'yields' yields"):
             agent.coroutine(yields)
         with pytest.raises(TypeError, match="'wants' takes prompt, and nobody would give it that"):
