@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from .model import Network
 from .optimizer import Optimizer
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def save_model(network: Network, folder: Path, *, end: int, pad: int) -> None:
@@ -49,12 +46,6 @@ def load_progress(network: Network, optimizer: Optimizer, folder: Path) -> dict[
     optimizer.load(load_file(folder / "optimizer.safetensors"))
     numbers: dict[str, Any] = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
     return numbers
-
-
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Put the tokenizer's files beside a model."""
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(source / name, folder / name)
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
