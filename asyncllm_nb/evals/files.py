@@ -1,12 +1,17 @@
-"""JSON files that are there whole or not at all, with a line for each record. Knows numbers and strings."""
+"""JSON files that are there whole or not at all, with a line for each record, and what they are read into.
+
+Knows numbers, strings, and the format and version that each file begins with.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def write_json(file: str | os.PathLike[str], document: Mapping[str, Any]) -> Path:
@@ -21,6 +26,22 @@ def write_json(file: str | os.PathLike[str], document: Mapping[str, Any]) -> Pat
         unfinished.unlink(missing_ok=True)
         raise
     return path
+
+
+def read_json(
+    file: str | os.PathLike[str], form: str, version: int, build: Callable[[Any], T], wrong: str
+) -> T:
+    """What `build` makes of a document that `write_json` wrote with this "format" and "version".
+
+    Raises ValueError, "FILE `wrong`", for any other file.
+    """
+    try:
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
+        if document["format"] != form or document["version"] != version:
+            raise KeyError("format")
+        return build(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} {wrong}") from error
 
 
 def _lines(value: Any, indent: str = "") -> str:

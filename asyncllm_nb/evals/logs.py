@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..tasks.logs import QUESTION, Log, make_log
 from .commands import at_least_one, run_command
-from .files import write_json
+from .files import read_json, write_json
 from .passes import Passes
 from .protocol import Frame, Setup
 from .sharded import BATCH
@@ -130,15 +129,13 @@ class Watch:
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Watch:
         """Read what `to_json` wrote. Raises ValueError for any other file."""
-        try:
-            document = json.loads(Path(file).read_text(encoding="utf-8"))
-            if document["format"] != FORMAT or document["version"] != VERSION:
-                raise KeyError("format")
+
+        def build(document: Any) -> Watch:
             names = document["columns"]
             lines = [Line(**dict(zip(names, row, strict=True))) for row in document["lines"]]
             return Watch(document["settings"], lines, document["passes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is no result of the log watcher, version {VERSION}") from error
+
+        return read_json(file, FORMAT, VERSION, build, f"is no result of the log watcher, version {VERSION}")
 
     def __repr__(self) -> str:
         return f"<Watch of {len(self.lines)} lines>"

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ..agents import calc
+from .passes import NewSteps
 
 if TYPE_CHECKING:
     from ..engine.blocks import CacheBlock
+    from ..engine.trace import StepRecord
     from ..llm import AsyncLLM
 
 MOST = 400
@@ -35,32 +36,20 @@ class Said:
     firsts: list[CacheBlock]
 
 
-class Meter:
+class Meter(NewSteps):
     """Counts forward passes and tokens by the block that stands first in a view, while they are made."""
 
     def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
-        self._seen = llm.trace.num_steps
+        super().__init__(llm)
         # By the first block's id: (step, tokens, was the thinking closed in it?).
         self._steps: dict[int, list[tuple[int, int, bool]]] = {}
         (self._end,) = llm.encode(THINK_END)[-1:]
 
-    def __enter__(self) -> Self:
-        self._stop = self._llm.observe(self._look)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _look(self) -> None:
-        trace = self._llm.trace
-        new = trace.num_steps - self._seen
-        self._seen = trace.num_steps
-        for step in reversed(list(islice(reversed(trace.steps), new))):
-            for row in step.rows:
-                if row.view_ids and not step.error:
-                    closed = self._end in row.token_ids and row.kind != "probe"
-                    self._steps.setdefault(row.view_ids[0], []).append((step.number, row.num_tokens, closed))
+    def count(self, step: StepRecord) -> None:
+        for row in step.rows:
+            if row.view_ids:
+                closed = self._end in row.token_ids and row.kind != "probe"
+                self._steps.setdefault(row.view_ids[0], []).append((step.number, row.num_tokens, closed))
 
     def take(self, firsts: Iterable[CacheBlock]) -> tuple[int, int | None, int]:
         """Passes, passes until the thinking was closed first, and tokens of the runs with these blocks; the

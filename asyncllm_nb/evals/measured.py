@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import write_json
+from .files import read_json, write_json
 from .statistics import Share, mean
 from .tables import Table
 
@@ -84,14 +83,12 @@ class Measures:
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Measures:
         """Read what `to_json` wrote. Raises ValueError for any other file."""
-        try:
-            document = json.loads(Path(file).read_text(encoding="utf-8"))
-            if document["format"] != FORMAT or document["version"] != VERSION:
-                raise KeyError("format")
+
+        def build(document: Any) -> Measures:
             runs = [Measured(*run) for run in document["runs"]]
             return Measures(document["settings"], frozenset(document["shares"]), runs)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} holds no measures of patterns, version {VERSION}") from error
+
+        return read_json(file, FORMAT, VERSION, build, f"holds no measures of patterns, version {VERSION}")
 
     def __repr__(self) -> str:
         return f"<Measures of {', '.join(dict.fromkeys(run.pattern for run in self.runs))}>"

@@ -1,7 +1,7 @@
-"""How many forward passes each of several runs on one engine took part in. Knows the trace.
+"""What steps are made while a block of code runs, and how many each of several runs took part in.
 
-A run is known by the block that stands first in all of its views: no other run reads it. Passes are
-counted while they are made, since the trace keeps only the latest.
+Knows the trace, which keeps only the latest steps; hence they are counted while they are made. A run is
+known by the block that stands first in all of its views: no other run reads it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,47 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from ..engine.blocks import CacheBlock
+    from ..engine.trace import StepRecord
     from ..llm import AsyncLLM
 
 
-class Passes:
-    """``with Passes(llm) as passes:`` counts; `of` and `until` give a run's numbers, `forget` drops them."""
+class NewSteps:
+    """``with NewSteps(llm):`` gives `count` each step that is committed meanwhile, in order."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._seen = llm.trace.num_steps
-        self._steps: dict[int, list[int]] = {}  # numbers of steps, by the id of the first block
 
     def __enter__(self) -> Self:
-        self._end = self._llm.observe(self._look)
+        self._stop = self._llm.observe(self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._stop()
 
     def _look(self) -> None:
         trace = self._llm.trace
         new = trace.num_steps - self._seen
-        if not new:
-            return
         self._seen = trace.num_steps
         for step in reversed(list(islice(reversed(trace.steps), new))):
             if not step.error:
-                for first in {row.view_ids[0] for row in step.rows if row.view_ids}:
-                    self._steps.setdefault(first, []).append(step.number)
+                self.count(step)
+
+    def count(self, step: StepRecord) -> None:
+        """Take a step of the trace."""
+        raise NotImplementedError
+
+
+class Passes(NewSteps):
+    """``with Passes(llm) as passes:`` counts; `of` and `until` give a run's numbers, `forget` drops them."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        super().__init__(llm)
+        self._steps: dict[int, list[int]] = {}  # numbers of steps, by the id of the first block
+
+    def count(self, step: StepRecord) -> None:
+        for first in {row.view_ids[0] for row in step.rows if row.view_ids}:
+            self._steps.setdefault(first, []).append(step.number)
 
     def of(self, first: CacheBlock) -> int:
         """Forward passes that had a row of the run whose views begin with `first`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +24,7 @@ from ..agents import delegation, thinker_writer, tool_calls, workers
 from ..tasks import calling, make_problem, parse_answer
 from ..tasks.words import capital
 from . import commands, loops
-from .files import write_json
+from .files import read_json, write_json
 from .loops import Meter
 from .statistics import Share, mean
 from .tables import Table
@@ -174,14 +173,12 @@ class Comparison:
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Comparison:
         """Read what `to_json` wrote. Raises ValueError for any other file."""
-        try:
-            document = json.loads(Path(file).read_text(encoding="utf-8"))
-            if document["format"] != FORMAT or document["version"] != VERSION:
-                raise KeyError("format")
+
+        def build(document: Any) -> Comparison:
             runs = [Run(**dict(zip(document["columns"], row, strict=True))) for row in document["runs"]]
             return Comparison(document["settings"], runs)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is no comparison of patterns, version {VERSION}") from error
+
+        return read_json(file, FORMAT, VERSION, build, f"is no comparison of patterns, version {VERSION}")
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(dict.fromkeys(run.pattern for run in self.runs))}>"

@@ -9,7 +9,6 @@ them write the same kind of text; what differs is when, and how many forward pas
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import commands, sharded
 from .cases import Case
-from .files import write_json
+from .files import read_json, write_json
 from .protocol import Setup
 from .results import Result
 from .scoring import Scoring
@@ -91,14 +90,11 @@ class Comparison:
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Comparison:
         """Read what `to_json` wrote. Raises ValueError for any other file."""
-        try:
-            document = json.loads(Path(file).read_text(encoding="utf-8"))
-            if document["format"] != FORMAT or document["version"] != VERSION:
-                raise KeyError("format")
-            ways = {way: Result.of_document(inner) for way, inner in document["ways"].items()}
-            return Comparison(ways)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is no comparison of this version") from error
+
+        def build(document: Any) -> Comparison:
+            return Comparison({way: Result.of_document(inner) for way, inner in document["ways"].items()})
+
+        return read_json(file, FORMAT, VERSION, build, "is no comparison of this version")
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.ways)}>"
