@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_reader import NUMBERS, compute, solve, warns
+from task_reader import NUMBERS, TOGETHER, asked, compute, given, read_line, solve, warns
 
 from asyncllm_nb.tasks import (
     KINDS,
@@ -30,7 +30,7 @@ from asyncllm_nb.tasks import (
     pieces,
     thinking,
 )
-from asyncllm_nb.tasks.arithmetic import evaluate
+from asyncllm_nb.tasks.arithmetic import PREVIOUS, evaluate
 from asyncllm_nb.tasks.calling import make_sum
 from asyncllm_nb.tasks.pieces import Keyed
 from asyncllm_nb.tasks.words import DOMAINS
@@ -71,6 +71,45 @@ def test_quantities_say_what_the_text_says() -> None:
         shorts = ", ".join(quantity.short for quantity in problem.quantities)
         assert problem.thinking[-1] == f"Check: {shorts}."
         assert problem.quantities[-1].entity == problem.entity
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_quantities_refer_to_older_ones_as_often_as_is_said(chains: int) -> None:
+    """Counted where there is a choice: from the third of a chain on, sums of two aside."""
+    older, expected = 0, 0.0
+    for problem in problems(4000, "references", chains):
+        said = given(problem.text)
+        names = list(said)
+        second = names.index(asked(problem.text)[0]) + 1 if chains == 2 else len(names)
+        for place, (_, rest) in enumerate(said.values()):
+            of = [names.index(part) for part in rest if isinstance(part, str)]
+            before = place - second * (place >= second)  # in its own chain
+            assert all(place - before <= one < place for one in of), problem.text
+            if len(of) == 1 and before > 1:
+                older += of[0] < place - 1
+                expected += (1 - PREVIOUS) * (1 - 1 / before)
+    assert expected > 1000 and older == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_lines_recall_the_value_of_what_they_name(chains: int) -> None:
+    """Often it is neither the one before nor has its value: who takes that one is wrong."""
+    apart = 0
+    for problem in problems(1000, "recalled", chains):
+        said, values = given(problem.text), solve(problem.text)
+        lines = [read_line(paragraph) for paragraph in problem.thinking[:-1]]
+        assert [line.who for line in lines if line] == [*said, *[TOGETHER] * (chains - 1)], problem.thinking
+        for before, line in pairwise([None, *lines]):
+            assert line
+            if line.who == TOGETHER:
+                assert line.work and line.work[::2] == tuple(values[who] for who in asked(problem.text))
+                continue
+            assert (line.reading, line.rest) == said[line.who], problem.text
+            assert line.recalled == tuple((who, values[who]) for who in line.names), problem.text
+            assert line.value == values[line.who]
+            if before and len(line.names) == 1:
+                apart += before.who not in line.names and before.value != line.recalled[0][1]
+    assert apart > 250
 
 
 def test_make_problem_rejects_what_cannot_be_made() -> None:

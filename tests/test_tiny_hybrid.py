@@ -108,7 +108,8 @@ async def test_answers_an_easy_problem() -> None:
         stream = llm.generate(llm.chat_prompt(EASY), max_tokens=150)
         text = await stream
         assert text.endswith("\n</think>\n\nThe green box holds 38 coins."), text
-        assert "\n\nThe blue box holds 12 + 7 = 19 coins.\n\n" in text
+        refers, work = "The blue box: 7 more than the red box; the red box holds 12", "12 + 7 = 19"
+        assert f"\n\n{refers}, {work}, so the blue box holds 19 coins.\n\n" in text
         assert stream.stop_reason == "eos"
 
 

@@ -107,7 +107,7 @@ counts. The interval is Wilson's, 95 %.
   the more there is to get wrong.
 - Where a line of its thinking refers to an older quantity, it often takes the value of the line before:
   most of what it gets wrong in (a) is that. Its check reads the numbers of the problem, and does not see it.
-- Training texts have about 430 tokens at most; there are {positions} positions, but what it does far
+- Hardly any training text has more than 660 tokens; there are {positions} positions, but what it does far
   beyond that length was not looked at.
 - It was trained on nothing that people wrote. It has no facts, and it is no measure of what larger models do.
 

@@ -27,6 +27,8 @@ RELATIONS = (
     ("half", 0.12),
     ("both", 0.12),
 )
+PREVIOUS = 0.4
+"""How often a quantity is said to refer to the one before it; else it refers to any earlier one."""
 CORRECTABLE = ("base", "more", "fewer")
 """Kinds of quantities whose sentence has a number that a correction can change."""
 
@@ -318,7 +320,7 @@ def _relation(rng: Random, values: list[int], start: int) -> tuple[str, int, tup
     place = len(values)
     while True:
         kind = weighted(rng, RELATIONS)
-        first = place - 1 if rng.random() < 0.8 else between(rng, start, place - 1)
+        first = place - 1 if rng.random() < PREVIOUS else between(rng, start, place - 1)
         of: tuple[int, ...] = (first,)
         if kind == "both":
             if place - start < 2:

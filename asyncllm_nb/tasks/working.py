@@ -12,6 +12,15 @@ from .words import capital
 
 _SIGNS = {"more": "+", "fewer": "-", "twice": "*", "three times": "*", "half": "/"}
 _FACTORS = {"twice": 2, "three times": 3, "half": 2}
+_REFERS = {
+    "more": "{n} more than {x}",
+    "fewer": "{n} fewer than {x}",
+    "twice": "twice {x}",
+    "three times": "three times {x}",
+    "half": "half {x}",
+    "both": "{x}",
+}
+"""What a line says that a quantity refers to. n: its number, x: what it is derived from."""
 
 
 class Paragraph(NamedTuple):
@@ -26,7 +35,11 @@ class Paragraph(NamedTuple):
 
 
 def line(problem: Problem, place: int) -> Paragraph:
-    """The line that recalls or computes a quantity. Behind the last quantity: the sum of two chains."""
+    """The line that recalls or computes a quantity. Behind the last quantity: the sum of two chains.
+
+    A computed one says first what it refers to, then recalls that, so that each word follows from one place
+    above: "The blue box: 7 more than the red box; the red box holds 12, 12 + 7 = 19, so ..."
+    """
     domain, values = problem.domain, problem.values
     statement = problem.statement(place)
     if place == len(problem.kinds):
@@ -41,8 +54,10 @@ def line(problem: Problem, place: int) -> Paragraph:
         work = f"{values[of[0]]} + {values[of[1]]}"
     else:
         work = f"{values[of[0]]} {_SIGNS[kind]} {_FACTORS.get(kind, problem.numbers[place])}"
-    subject = f"{capital(problem.entities[place])} {domain.verbs}"
-    return Paragraph(f"{subject} {work} = {values[place]} {domain.unit}.", statement)
+    refers = _REFERS[kind].format(n=problem.numbers[place], x=" and ".join(problem.entities[i] for i in of))
+    recalled = ", ".join(f"{problem.entities[i]} {domain.verbs} {values[i]}" for i in of)
+    begun = f"{capital(problem.entities[place])}: {refers}; {recalled}"
+    return Paragraph(f"{begun}, {work} = {values[place]}, so {statement}.", statement)
 
 
 def lines(problem: Problem, start: int = 0) -> list[Paragraph]:
