@@ -49,9 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.approximation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--table-only", action="store_true", help="measure nothing")
-    if not parser.parse_args().table_only:
+    parser.add_argument("--processes", default="1", help="that share the work")
+    options = parser.parse_args()
+    if not options.table_only:
         arguments = ("--problems", str(PROBLEMS), "--concurrency", "16", "--threads", "1", "--out", str(KEPT))
-        approximation.main(arguments)
+        approximation.main((*arguments, "--processes", options.processes))
     put_into(PAGE, Result.from_json(KEPT))
 
 

@@ -1,48 +1,7 @@
-"""What a measurement ran on: date, processor, memory, load, threads and versions. Knows the system."""
+"""What a measurement ran on, said as the evaluations say it. Knows where that stands."""
 
 from __future__ import annotations
 
-import os
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from asyncllm_nb.evals.machine import describe
 
-PACKAGES = ("asyncllm-nb", "torch", "transformers", "numpy", "tokenizers")
-
-
-def describe() -> dict[str, Any]:
-    """As it is now; `load` is the system's average over the last minute."""
-    import torch
-
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": _memory_gib(),
-        "load": round(os.getloadavg()[0], 1),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.release()}",
-        "versions": {"python": platform.python_version(), **_versions()},
-    }
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
-
-
-def _memory_gib() -> float:
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return round(pages * size / 2**30, 1)
-
-
-def _field(file: str, name: str) -> str:
-    """The first value of `name` in a file of "name : value" lines; empty where there is none."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    values = [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
-    return values[0] if values else ""
+__all__ = ["describe"]

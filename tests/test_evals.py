@@ -13,7 +13,7 @@ from helpers import checkpoint, engine, settle
 
 from asyncllm_nb.evals import sequential, sharded
 from asyncllm_nb.evals.cases import OPTIONAL, REQUIRED, Case, arithmetic_cases, as_cases, load_jsonl
-from asyncllm_nb.evals.commands import Saver
+from asyncllm_nb.evals.commands import Progress
 from asyncllm_nb.evals.protocol import Routing, Setup
 from asyncllm_nb.evals.results import Result, Run, differing
 from asyncllm_nb.evals.scoring import OUTCOMES, SCORINGS, last_boxed, normal_math
@@ -67,14 +67,22 @@ def test_integer_scoring_reads_the_last_number(answer: str, outcome: str) -> Non
     assert INTEGER.outcome(answer, None, "44") == ("neither" if outcome == "before" else outcome)
 
 
+WORKED = (
+    "The green box: twice the blue box; the blue box holds 22, 22 * 2 = 44, so the green box holds 44 coins."
+)
+
+
 @pytest.mark.parametrize(
     ("thinking", "taken_up"),
     [
-        ("The blue box holds 15 + 7 = 22 coins.\n\nThe green box holds 22 * 2 = 44 coins.\n</think>", True),
+        (f"The red box holds 15 coins.\n\n{WORKED}\n</think>", True),
         ("The green box holds 44 coins.\n\nCheck: the red box 15, the blue box 7 more.\n</think>", True),
         ("The green box holds 44 coins.\n\nThe red box holds 1", True),
+        (f"{WORKED}\n\nThe white box: 5 fewer than the green box; the green box holds 38, 38", True),
+        (f"The red box holds 44 coins.\n\n{WORKED[:-1]}", True),
+        (f"The red box holds 15 coins.\n\n{WORKED[:-1]}", False),
         ("The green box holds 44 coins.\n\nWait, the red box holds 12 coins.", False),
-        ("The red box holds 44 coins.\n\nThe green box holds 19 * 2 = 38 coins.\n</think>", False),
+        ("Ann has 44 apples.\n\nBen: half Tom; Tom has 76, 76 / 2 = 38, so Ben has 38 apples.", False),
         ("Check: the red box 44.", False),
         ("The green box holds 44", False),
         ("", False),
@@ -456,17 +464,26 @@ def test_command_help_names_the_fields_of_a_dataset(capsys: pytest.CaptureFixtur
     assert all(f"\n{name}: " in said for name in (*REQUIRED, *OPTIONAL))
 
 
-def test_saver_counts_each_result_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is left of a second result is told from its own speed, not from that since the start."""
-    saver = Saver(seconds=0)
-    first, second = made_up(), made_up()
-    saver(first, 16)
-    saver.began -= 1e6  # long ago
-    saver.last -= 60
-    saver(second, 30)
-    said = capsys.readouterr().err.splitlines()[-1]
-    left = float(said.removeprefix("15 of 30 runs, ").removesuffix(" s left"))
-    assert 899 <= left < 1800, "15 more at one a minute"
+def test_progress_tells_the_rest_from_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an earlier evaluation has made took none of this one's time."""
+    saved: list[int] = []
+    progress = Progress(25, 10, save=lambda: saved.append(progress.done), seconds=50)
+    progress.began -= 60
+    progress.last -= 10
+    progress.one_more()
+    assert not saved and not capsys.readouterr().err
+    progress.last -= 50
+    for _ in range(4):
+        progress.one_more()
+    progress.last -= 50
+    progress.seconds = 0
+    for _ in range(10):
+        progress.one_more()
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("12 of 25 runs, ") and last == "25 of 25 runs, 0 s left"
+    assert saved[0] == 12 and saved[-1] == 25
+    left = float(first.removeprefix("12 of 25 runs, ").removesuffix(" s left"))
+    assert 13 * 30 <= left < 13 * 60, "13 more at two a minute"
 
 
 def test_sequential_command_writes_a_comparison(

@@ -29,8 +29,8 @@ from asyncllm_nb.tasks.pieces import ANSWER_NEXT, CLOSE, NO_THINKING, THINK, USE
 from asyncllm_nb.tasks.thinking import Thinking, correction_wording
 from asyncllm_nb.tasks.working import solution
 
-MOST = 320
-"""Tokens of a thinking and its answer. Those of the longest problem, all redone once, take 300."""
+MOST = 800
+"""Tokens of a thinking and its answer. Those of the longest problem, all redone once, take 650."""
 SHORT = 40
 """Tokens of a sentence."""
 CHOICES = (" yes", " no")

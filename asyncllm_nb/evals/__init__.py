@@ -10,6 +10,8 @@ patterns       ready-made agents beside the ordinary loop that does the same wor
 patterns_io    the same for agents that take input while they work
 report         a page of Markdown about the first three
 
+With ``--processes 8`` the first six deal their problems to so many processes, with one thread each.
+
 The other modules are what these are made of. Nothing is imported here, so that each can be run with
 ``python -m``.
 """

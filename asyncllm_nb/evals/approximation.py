@@ -12,13 +12,15 @@ each of its tokens: the Kullback-Leibler divergence from the fresh one to the ot
 from __future__ import annotations
 
 import argparse
-import asyncio
-import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .commands import Progress, at_least_one, device_of, model_arguments, model_name, run_command
+from .dealing import Tell, each, gather
 from .divergence import Divergence, Result
+from .machine import describe
 from .reordering import Scene, make_scenes
 
 if TYPE_CHECKING:
@@ -94,24 +96,45 @@ async def run(
     Raises ValueError for a model without a tokenizer or a chat template. `progress` is called with the number
     of problems done.
     """
-    found: dict[int, list[Divergence]] = {}
-    left = iter(range(problems))
+    found: list[Found] = []
 
-    async def work() -> None:
-        for problem in left:  # shared by all workers
-            made: list[Divergence] = []
-            for scene in make_scenes(llm, seed * 1_000_003 + problem):
-                made += await measure(
-                    llm, problem, scene, continuations, length=length, recomputes=recomputes
-                )
-            found[problem] = made
-            if progress is not None:
-                progress(len(found))
+    def add(one: Found) -> None:
+        found.append(one)
+        if progress is not None:
+            progress(len(found))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
-    return [run for problem in sorted(found) for run in found[problem]]
+    numbers = range(problems)
+    await _runs(llm, numbers, continuations, seed, length, concurrency, recomputes, add)
+    return _in_order(found)
+
+
+Found = tuple[bool, int, list[Divergence]]
+"""Does the engine recompute the boundary? Of which problem is this, and what was found."""
+
+
+async def _runs(
+    llm: AsyncLLM,
+    numbers: Sequence[int],
+    continuations: Continuations,
+    seed: int,
+    length: int,
+    concurrency: int,
+    recomputes: bool,
+    tell: Callable[[Found], None],
+) -> None:
+    """Measure every scene of the problems with these numbers."""
+
+    async def one(problem: int) -> None:
+        made: list[Divergence] = []
+        for scene in make_scenes(llm, seed * 1_000_003 + problem):
+            made += await measure(llm, problem, scene, continuations, length=length, recomputes=recomputes)
+        tell((recomputes, problem, made))
+
+    await each(numbers, one, concurrency)
+
+
+def _in_order(found: Iterable[Found]) -> list[Divergence]:
+    return [run for _, _, runs in sorted(found, key=lambda one: one[:2]) for run in runs]
 
 
 async def _continuation(
@@ -168,48 +191,54 @@ def _rounded(value: float) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.approximation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    model_arguments(parser)
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--problems", type=int, default=60, help="how many")
+    parser.add_argument("--problems", type=at_least_one, default=60, help="how many")
     parser.add_argument("--length", type=int, default=32, help="most tokens of a continuation")
     parser.add_argument("--seed", type=int, default=0, help="of the problems")
-    parser.add_argument("--concurrency", type=int, default=4, help="problems at a time")
-    parser.add_argument("--device", default="auto", help="the boundary is recomputed on a CPU only")
-    parser.add_argument("--threads", type=int, help="of torch; default: as many as torch takes")
-    parser.add_argument("--as-written", action="store_true", help="leave out what is recomputed")
+    parser.add_argument("--concurrency", type=at_least_one, default=4, help="at a time, in each process")
+    parser.add_argument("--threads", type=int, help="of torch, in one process; default: as many as it takes")
+    parser.add_argument("--as-written", action="store_true", help="no boundary is recomputed: a CPU can only")
     return parser
 
 
-async def _main(options: argparse.Namespace) -> Result:
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
     from ..llm import AsyncLLM
 
-    result = Result(
-        {
-            "model": Path(options.model).name if Path(options.model).exists() else options.model,
-            "problems": options.problems,
-            "length": options.length,
-            "seed": options.seed,
-        }
-    )
     continuations: Continuations = {}
     boundaries: list[Boundary] = ["written"] if options.as_written else ["written", "recomputed"]
     for boundary in boundaries:
         # One engine after the other, so that a large model is in memory once.
-        async with AsyncLLM(options.model, device=options.device, boundary=boundary) as llm:
+        async with AsyncLLM(options.model, device=device_of(options), boundary=boundary) as llm:
             if boundary == "recomputed" and not llm.config.is_hybrid:
                 break
-            result.runs += await run(
+            await _runs(
                 llm,
-                options.problems,
+                numbers,
                 continuations,
-                seed=options.seed,
-                length=options.length,
-                concurrency=options.concurrency,
-                recomputes=boundary == "recomputed",
-                progress=lambda done: print(f"{done} of {options.problems}", file=sys.stderr),
+                options.seed,
+                options.length,
+                options.concurrency,
+                boundary == "recomputed",
+                tell,
             )
-        if options.out is not None:
-            result.to_json(options.out)
+
+
+def _main(options: argparse.Namespace) -> Result:
+    settings = {"model": model_name(options.model)}
+    settings |= {name: getattr(options, name) for name in ("problems", "length", "seed")}
+    result = Result(settings, machine=describe(options.processes))
+    found: list[Found] = []
+    progress = Progress((1 if options.as_written else 2) * options.problems)
+
+    def add(one: Found) -> None:
+        found.append(one)
+        progress.one_more()
+
+    gather(partial(_work, options), range(options.problems), options.processes, add)
+    result.runs = _in_order(found)
+    if options.out is not None:
+        result.to_json(options.out)
     return result
 
 
@@ -221,14 +250,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        check_boundary("written" if options.as_written else "recomputed", choose_device(options.device))
+        check_boundary("written" if options.as_written else "recomputed", choose_device(device_of(options)))
     except ValueError as error:
         parser.error(f"{error}, or leave what is recomputed out with --as-written")
     if options.threads:
         import torch
 
         torch.set_num_threads(options.threads)
-    result = asyncio.run(_main(options))
+    result = run_command(parser, lambda: _main(options))
     print("KL divergence, nats: mean (worst)", result.overview(), result.table(), sep="\n\n")
 
 

@@ -6,18 +6,16 @@ Knows arguments, files and clocks. Knows nothing of what is measured.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.errors import ModelError
 from .cases import Case, arithmetic_cases, load_jsonl
 from .protocol import Setup
-from .results import Result
 from .scoring import SCORINGS
 
 if TYPE_CHECKING:
@@ -34,27 +32,27 @@ def parse_ks(text: str) -> list[int | None]:
         raise argparse.ArgumentTypeError(f"{text!r}: give numbers and 'never', as in 0,16,never") from None
 
 
-class Saver:
-    """Writes the result every now and then, and says how far it is."""
+class Progress:
+    """Says every now and then how far the runs of an evaluation are, and calls `save` each time."""
 
-    def __init__(self, out: Path | None = None, seconds: float = 20.0) -> None:
-        self.out, self.seconds = out, seconds
-        self.result: Result | None = None
-        self.done = 0  # runs of it that were there before
+    def __init__(
+        self, total: int, done: int = 0, *, save: Callable[[], object] | None = None, seconds: float = 20.0
+    ) -> None:
+        self.total, self.done, self.save, self.seconds = total, done, save, seconds
+        self.before = done  # what an earlier evaluation has made
         self.began = self.last = time.monotonic()
 
-    def __call__(self, result: Result, total: int) -> None:
+    def one_more(self) -> None:
+        """Another one is done."""
+        self.done += 1
         now = time.monotonic()
-        if result is not self.result:  # the first, or the next of several
-            self.result, self.done, self.began = result, len(result.runs) - 1, self.last
-        if now - self.last < self.seconds and len(result.runs) < total:
+        if now - self.last < self.seconds and self.done < self.total:
             return
         self.last = now
-        if self.out is not None:
-            result.to_json(self.out)
-        rate = (len(result.runs) - self.done) / (now - self.began)
-        left = (total - len(result.runs)) / rate
-        print(f"{len(result.runs)} of {total} runs, {left:.0f} s left", file=sys.stderr, flush=True)
+        if self.save is not None:
+            self.save()
+        left = (self.total - self.done) * (now - self.began) / (self.done - self.before)
+        print(f"{self.done} of {self.total} runs, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 def at_least_one(text: str) -> int:
@@ -64,13 +62,32 @@ def at_least_one(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, at least 1")
 
 
-def run_command(parser: argparse.ArgumentParser, command: Coroutine[Any, Any, T]) -> T:
+def run_command(parser: argparse.ArgumentParser, command: Callable[[], T]) -> T:
     """What `command` gives. What is wrong with its arguments and files is said in a line; errors of running
     streams come in groups, and keep their traces."""
     try:
-        return asyncio.run(command)
+        return command()
     except (ValueError, OSError, ModelError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped\n")
+
+
+def model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, and what it runs on."""
+    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    run_on(parser)
+
+
+def run_on(parser: argparse.ArgumentParser) -> None:
+    """What a model runs on."""
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument(
+        "--processes",
+        type=at_least_one,
+        default=1,
+        help="that share the work, with a model and a thread each; those are on a CPU if --device is auto",
+    )
 
 
 def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -79,13 +96,12 @@ def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     fields = (inspect.getdoc(load_jsonl) or "").partition("\n\nRaises")[0]
     parser.epilog = f"A dataset: {fields}"
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    model_arguments(parser)
     parser.add_argument("--problems", type=at_least_one, help="default: 300, or all of the dataset")
     parser.add_argument("--dataset", type=Path, help="JSON lines; its fields: see below")
     parser.add_argument("--seed", type=int, default=0, help="of the made-up problems")
     parser.add_argument("--scoring", choices=SCORINGS, help="default: integer, or boxed for a dataset")
-    parser.add_argument("--concurrency", type=at_least_one, default=32, help="problems at a time")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--concurrency", type=at_least_one, default=32, help="at a time, in each process")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
     parser.add_argument("--max-blocks", type=int, help="slots of the engine, for a larger concurrency")
     for name, most in (("--max-thinking", Setup.max_thinking), ("--max-answer", Setup.max_answer)):
@@ -100,26 +116,30 @@ def patterns_parser(
     """What the commands have in common that measure ready-made agents; `problems`: of each, if not said."""
     parser = argparse.ArgumentParser(prog=f"python -m asyncllm_nb.evals.{name}", description=about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    model_arguments(parser)
     parser.add_argument("--pattern", default="all", choices=["all", *patterns])
     parser.add_argument("--problems", type=at_least_one, default=problems, help="of each pattern")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--concurrency", type=at_least_one, default=16, help="problems at a time")
+    parser.add_argument("--concurrency", type=at_least_one, default=16, help="at a time, in each process")
     parser.add_argument("--out", type=Path, help="JSON file")
     return parser
 
 
-def engine_of(options: argparse.Namespace, max_batch_tokens: int) -> AsyncLLM:
-    """The engine that a command line asks for."""
+def engine_of(options: argparse.Namespace, max_batch_tokens: int, **more: Any) -> AsyncLLM:
+    """The engine that a command line asks for; `more` goes to it too."""
     from ..llm import AsyncLLM
 
-    return AsyncLLM(
-        options.model,
-        device=options.device,
-        dtype=options.dtype,
-        max_batch_tokens=max_batch_tokens,
-        max_blocks=options.max_blocks,
-    )
+    return AsyncLLM(options.model, device=device_of(options), max_batch_tokens=max_batch_tokens, **more)
+
+
+def device_of(options: argparse.Namespace) -> str:
+    """Several processes are for the cores of a CPU: a GPU is shared by those who ask for it only."""
+    return "cpu" if options.processes > 1 and options.device == "auto" else str(options.device)
+
+
+def model_name(model: str) -> str:
+    """What a result calls it: the last part of a folder or of a hub id."""
+    return Path(model).name or model
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -57,6 +58,7 @@ class Result:
 
     settings: dict[str, Any]
     runs: list[Divergence] = field(default_factory=list)
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def summary(self, scene: str, variant: str) -> Summary | None:
         """None if there is no such run."""
@@ -112,6 +114,7 @@ class Result:
                     summaries.setdefault(scene, {})[variant] = numbers
         columns = [[item.name for item in fields(kind)] for kind in (Summary, Divergence)]
         document = {
+            "machine": dict(self.machine),
             "settings": self.settings,
             "variants": VARIANTS,
             "summary_columns": columns[0],
@@ -125,7 +128,8 @@ class Result:
     def from_json(cls, file: str | os.PathLike[str]) -> Self:
         """Read what `to_json` wrote."""
         document = json.loads(Path(file).read_text(encoding="utf-8"))
-        return cls(document["settings"], [Divergence(*run) for run in document["runs"]])
+        runs = [Divergence(*run) for run in document["runs"]]
+        return cls(document["settings"], runs, document.get("machine", {}))
 
 
 def _nats(value: float) -> str:

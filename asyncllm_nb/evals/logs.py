@@ -18,15 +18,17 @@ import argparse
 import asyncio
 import os
 import random
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..tasks.logs import QUESTION, Log, make_log
-from .commands import at_least_one, run_command
+from .commands import Progress, at_least_one, engine_of, model_arguments, model_name, run_command
+from .dealing import Tell, each, gather
 from .files import read_json, write_json
+from .machine import describe
 from .passes import Passes
 from .protocol import Frame, Setup
 from .sharded import BATCH
@@ -75,6 +77,7 @@ class Watch:
     settings: dict[str, Any]
     lines: list[Line] = field(default_factory=list)
     passes: dict[str, list[int]] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def detected(self, way: Way) -> Share:
         """Of the lines that call for a warning, how many got one."""
@@ -119,6 +122,7 @@ class Watch:
         document = {
             "format": FORMAT,
             "version": VERSION,
+            "machine": dict(self.machine),
             "settings": self.settings,
             "passes": self.passes,
             "columns": list(COLUMNS),
@@ -133,7 +137,7 @@ class Watch:
         def build(document: Any) -> Watch:
             names = document["columns"]
             lines = [Line(**dict(zip(names, row, strict=True))) for row in document["lines"]]
-            return Watch(document["settings"], lines, document["passes"])
+            return Watch(document["settings"], lines, document["passes"], document.get("machine", {}))
 
         return read_json(file, FORMAT, VERSION, build, f"is no result of the log watcher, version {VERSION}")
 
@@ -167,31 +171,47 @@ async def run(
     logs = list(logs)
     if not logs or pace < 1 or max_tokens < 1 or concurrency < 1:
         raise ValueError("give at least one log, and pace, max_tokens and concurrency of at least 1")
-    frame = Frame.of(llm, Setup())
-    settings = {
-        "model": Path(llm.trace.model).name or llm.trace.model,
-        "logs": len(logs),
-        "pace": pace,
-        "max_tokens": max_tokens,
-    }
-    found: dict[int, dict[Way, tuple[list[Line], int]]] = {}
-    left = iter(enumerate(logs))
+    found: list[Both] = []
 
-    async def work(passes: Passes) -> None:
-        for number, log in left:  # shared by all workers
-            one = _OneLog(llm, frame, passes, number, log, pace, max_tokens)
-            found[number] = {"watcher": await one.watched(), "sequential": await one.read_first()}
-            if progress is not None:
-                progress(len(found))
+    def add(one: Both) -> None:
+        found.append(one)
+        if progress is not None:
+            progress(len(found))
+
+    await _both(llm, enumerate(logs), pace, max_tokens, concurrency, add)
+    return _watch(llm.trace.model, pace, max_tokens, found)
+
+
+Both = tuple[int, dict[Way, tuple[list[Line], int]]]
+"""The number of a log, and for each way its lines and how many forward passes it took."""
+
+
+async def _both(
+    llm: AsyncLLM,
+    logs: Iterable[tuple[int, Log]],
+    pace: int,
+    max_tokens: int,
+    concurrency: int,
+    tell: Callable[[Both], None],
+) -> None:
+    """Watch numbered logs in both ways."""
+    frame = Frame.of(llm, Setup())
+
+    async def both(numbered: tuple[int, Log]) -> None:
+        one = _OneLog(llm, frame, passes, *numbered, pace, max_tokens)
+        tell((numbered[0], {"watcher": await one.watched(), "sequential": await one.read_first()}))
 
     with Passes(llm) as passes:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work(passes))
+        await each(logs, both, concurrency)
+
+
+def _watch(model: str, pace: int, max_tokens: int, found: Collection[Both]) -> Watch:
+    settings = {"model": model_name(model), "logs": len(found), "pace": pace, "max_tokens": max_tokens}
     result = Watch(settings)
+    in_order = sorted(found, key=lambda one: one[0])
     for way in WAYS:
-        for number in range(len(logs)):
-            lines, count = found[number][way]
+        for _, ways in in_order:
+            lines, count = ways[way]
             result.lines += lines
             result.passes.setdefault(way, []).append(count)
     return result
@@ -298,38 +318,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m asyncllm_nb.evals.logs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", default="tiny-hybrid", help="a bundled name, a hub id, or a folder")
+    model_arguments(parser)
     parser.add_argument("--logs", type=at_least_one, default=300, help="how many")
     parser.add_argument("--lines", type=at_least_one, default=12, help="of each log")
     parser.add_argument("--pace", type=at_least_one, default=8, help="tokens thought from line to line")
     parser.add_argument("--max-tokens", type=at_least_one, default=MOST, help="of an explanation")
     parser.add_argument("--seed", type=int, default=0, help="of the made-up logs")
-    parser.add_argument("--concurrency", type=at_least_one, default=16, help="logs at a time")
+    parser.add_argument("--concurrency", type=at_least_one, default=16, help="at a time, in each process")
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
-    result = run_command(parser, _main(options))
+    result = run_command(parser, lambda: _main(options))
     if options.out is not None:
         result.to_json(options.out)
     print(result.table())
 
 
-async def _main(options: argparse.Namespace) -> Watch:
-    from ..llm import AsyncLLM
-
-    def progress(done: int) -> None:
-        if done % 20 == 0:
-            print(f"{done} of {options.logs} logs", file=sys.stderr, flush=True)
-
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
     logs = held_out_logs(options.logs, options.lines, options.seed)
-    async with AsyncLLM(options.model, max_batch_tokens=BATCH) as llm:
-        return await run(
-            llm,
-            logs,
-            pace=options.pace,
-            max_tokens=options.max_tokens,
-            concurrency=options.concurrency,
-            progress=progress,
-        )
+    async with engine_of(options, BATCH) as llm:
+        todo = [(number, logs[number]) for number in numbers]
+        await _both(llm, todo, options.pace, options.max_tokens, options.concurrency, tell)
+
+
+def _main(options: argparse.Namespace) -> Watch:
+    found: list[Both] = []
+    progress = Progress(options.logs)
+
+    def add(one: Both) -> None:
+        found.append(one)
+        progress.one_more()
+
+    gather(partial(_work, options), range(options.logs), options.processes, add)
+    result = _watch(options.model, options.pace, options.max_tokens, found)
+    result.machine = describe(options.processes)
+    return result
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.trace import StepRecord
     from ..llm import AsyncLLM
 
-MOST = 400
+MOST = 800
 """Tokens of one stream."""
 MOST_CALLS = 6
 

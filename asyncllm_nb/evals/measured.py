@@ -39,6 +39,7 @@ class Measures:
     settings: dict[str, Any]
     shares: frozenset[str]
     runs: list[Measured] = field(default_factory=list)
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def of(self, pattern: str, way: str, measure: str) -> list[float]:
         """All observations of a measure, in the order of the problems."""
@@ -74,6 +75,7 @@ class Measures:
             {
                 "format": FORMAT,
                 "version": VERSION,
+                "machine": dict(self.machine),
                 "settings": self.settings,
                 "shares": sorted(self.shares),
                 "runs": runs,
@@ -86,7 +88,8 @@ class Measures:
 
         def build(document: Any) -> Measures:
             runs = [Measured(*run) for run in document["runs"]]
-            return Measures(document["settings"], frozenset(document["shares"]), runs)
+            shares = frozenset(document["shares"])
+            return Measures(document["settings"], shares, runs, document.get("machine", {}))
 
         return read_json(file, FORMAT, VERSION, build, f"holds no measures of patterns, version {VERSION}")
 

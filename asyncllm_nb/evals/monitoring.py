@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHOICES = (" yes", " no")
 END = "."
 CONCLUSION = "\n</think>\n\n"
-MOST = 60
+MOST = 90
 """Tokens of an explanation, and of the conclusion."""
 
 

@@ -11,11 +11,10 @@ included.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,10 @@ from ..agents import delegation, thinker_writer, tool_calls, workers
 from ..tasks import calling, make_problem, parse_answer
 from ..tasks.words import capital
 from . import commands, loops
+from .dealing import Tell, each, gather
 from .files import read_json, write_json
 from .loops import Meter
+from .machine import describe
 from .statistics import Share, mean
 from .tables import Table
 
@@ -60,7 +61,7 @@ class Pattern:
 
 def _workers(llm: AsyncLLM, task: Task, name: str) -> Agent:
     # A chain each; the first words of each line say whose it is, and are given.
-    begins = [capital(f"{entity} {task.domain.verbs}") for entity in task.entities]
+    begins = [capital(entity) for entity in task.entities]
     pieces = [begins[: task.second], begins[task.second :]]
     return workers(llm, task.text, pieces, conclusion="Together", name=name)
 
@@ -141,6 +142,7 @@ class Comparison:
 
     settings: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def of(self, pattern: str, way: str) -> list[Run]:
         """The runs of a pattern in one way, by problem."""
@@ -167,8 +169,8 @@ class Comparison:
     def to_json(self, file: str | os.PathLike[str]) -> Path:
         """Write all of it, whole or not at all. Returns the path."""
         runs = [list(astuple(run)) for run in self.runs]
-        document = {"format": FORMAT, "version": VERSION, "settings": self.settings}
-        return write_json(file, {**document, "columns": list(COLUMNS), "runs": runs})
+        head = {"format": FORMAT, "version": VERSION, "machine": dict(self.machine)}
+        return write_json(file, {**head, "settings": self.settings, "columns": list(COLUMNS), "runs": runs})
 
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Comparison:
@@ -176,7 +178,7 @@ class Comparison:
 
         def build(document: Any) -> Comparison:
             runs = [Run(**dict(zip(document["columns"], row, strict=True))) for row in document["runs"]]
-            return Comparison(document["settings"], runs)
+            return Comparison(document["settings"], runs, document.get("machine", {}))
 
         return read_json(file, FORMAT, VERSION, build, f"is no comparison of patterns, version {VERSION}")
 
@@ -206,23 +208,45 @@ async def run(
             raise ValueError(f"no pattern {pattern!r}; there are {', '.join(PATTERNS)}")
     if problems < 1 or concurrency < 1:
         raise ValueError("give at least one problem, and a concurrency of at least 1")
-    settings = {"model": Path(llm.trace.model).name or llm.trace.model, "problems": problems, "seed": seed}
-    result = Comparison(settings)
+    found: list[Run] = []
+
+    def add(runs: list[Run]) -> None:
+        found.extend(runs)
+        if progress is not None:
+            pattern = runs[0].pattern
+            progress(pattern, sum(run.pattern == pattern and run.way == "agent" for run in found))
+
+    await _runs(llm, patterns, problems, range(problems), seed, concurrency, add)
+    return _comparison(llm.trace.model, patterns, problems, seed, found)
+
+
+async def _runs(
+    llm: AsyncLLM,
+    patterns: Sequence[str],
+    problems: int,
+    numbers: Sequence[int],
+    seed: int,
+    concurrency: int,
+    tell: Callable[[list[Run]], None],
+) -> None:
+    """The problems with these numbers, of those that there are of each pattern."""
+
+    async def both(todo: tuple[str, int, Task]) -> None:
+        tell(await _both(llm, meter, *todo))
+
     with Meter(llm) as meter:
         for pattern in patterns:
             rng = Random(f"patterns/{pattern}/{seed}")
-            tasks = iter(list(enumerate(PATTERNS[pattern].problem(rng) for _ in range(problems))))
+            tasks = [PATTERNS[pattern].problem(rng) for _ in range(problems)]
+            await each([(pattern, number, tasks[number]) for number in numbers], both, concurrency)
 
-            async def work(pattern: str, tasks: Any) -> None:
-                for number, task in tasks:  # shared by all that work
-                    result.runs += await _both(llm, meter, pattern, number, task)
-                    if progress is not None:
-                        progress(pattern, number + 1)
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work(pattern, tasks))
-    return result
+def _comparison(
+    model: str, patterns: Sequence[str], problems: int, seed: int, runs: Iterable[Run]
+) -> Comparison:
+    settings = {"model": commands.model_name(model), "problems": problems, "seed": seed}
+    order = {pattern: place for place, pattern in enumerate(patterns)}
+    return Comparison(settings, sorted(runs, key=lambda run: (order[run.pattern], run.problem)))
 
 
 async def _both(llm: AsyncLLM, meter: Meter, pattern: str, number: int, task: Task) -> list[Run]:
@@ -249,30 +273,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = commands.patterns_parser("patterns", __doc__, PATTERNS, 100)
     options = parser.parse_args(arguments)
-    result = commands.run_command(parser, _main(options))
+    result = commands.run_command(parser, lambda: _main(options))
     if options.out is not None:
         result.to_json(options.out)
     print(result.table())
 
 
-async def _main(options: argparse.Namespace) -> Comparison:
-    from ..llm import AsyncLLM
+def _patterns(options: argparse.Namespace) -> list[str]:
+    return list(PATTERNS) if options.pattern == "all" else [options.pattern]
 
-    def progress(pattern: str, done: int) -> None:
-        if done % 20 == 0:
-            print(f"{pattern}: {done} of {options.problems}", file=sys.stderr, flush=True)
 
-    patterns = list(PATTERNS) if options.pattern == "all" else [options.pattern]
-    slots = options.concurrency * SLOTS
-    async with AsyncLLM(options.model, max_batch_tokens=BATCH, max_blocks=slots) as llm:
-        return await run(
-            llm,
-            patterns,
-            options.problems,
-            seed=options.seed,
-            concurrency=options.concurrency,
-            progress=progress,
-        )
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
+    patterns, problems = _patterns(options), options.problems
+    async with commands.engine_of(options, BATCH, max_blocks=options.concurrency * SLOTS) as llm:
+        await _runs(llm, patterns, problems, numbers, options.seed, options.concurrency, tell)
+
+
+def _main(options: argparse.Namespace) -> Comparison:
+    patterns, found = _patterns(options), list[Run]()
+    progress = commands.Progress(len(patterns) * options.problems)
+
+    def add(runs: list[Run]) -> None:
+        found.extend(runs)
+        progress.one_more()
+
+    gather(partial(_work, options), range(options.problems), options.processes, add)
+    result = _comparison(options.model, patterns, options.problems, options.seed, found)
+    result.machine = describe(options.processes)
+    return result
 
 
 if __name__ == "__main__":

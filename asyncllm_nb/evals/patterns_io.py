@@ -12,16 +12,16 @@ included.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import commands, evolving, listening, monitoring
 from .clock import Clock
+from .dealing import Tell, each, gather
 from .logs import held_out_logs
 from .loops import Meter
+from .machine import describe
 from .measured import Measured, Measures, Numbers
 
 if TYPE_CHECKING:
@@ -50,72 +50,75 @@ SHARES = frozenset(
 )
 
 Outcome = tuple[Numbers, list["CacheBlock"]]
-Way = Callable[["AsyncLLM", Any, str], Awaitable[Outcome]]
+Way = Callable[["AsyncLLM", Clock, Any, str], Awaitable[Outcome]]
 
 
 # ---- the ways ---------------------------------------------------------------------------------------
 
 
-def _monitors(clock: Clock) -> dict[str, Way]:
-    def watched(**options: Any) -> Way:
-        async def way(llm: AsyncLLM, log: Any, name: str) -> Outcome:
-            watch, blocks = await monitoring.watched(llm, clock, log, PACE, name, **options)
-            return watch.numbers(), blocks
-
-        return way
-
-    async def looped(llm: AsyncLLM, log: Any, name: str) -> Outcome:
-        watch, blocks = await monitoring.looped(llm, clock, log, PACE, name)
+def _watched(**options: Any) -> Way:
+    async def way(llm: AsyncLLM, clock: Clock, log: Any, name: str) -> Outcome:
+        watch, blocks = await monitoring.watched(llm, clock, log, PACE, name, **options)
         return watch.numbers(), blocks
 
-    return {
-        "monitor": watched(),
-        "monitor, its probe reads the thinker": watched(reads_thinker=True, note="\n"),
-        "loop": looped,
-    }
+    return way
 
 
-def _listeners(clock: Clock) -> dict[str, Way]:
-    def turns(silence: int) -> Way:
-        async def way(llm: AsyncLLM, speaker: Any, name: str) -> Outcome:
-            last, blocks = await listening.took_turns(llm, speaker, name, silence)
-            return speaker.numbers(last), blocks
+async def _read_in_turn(llm: AsyncLLM, clock: Clock, log: Any, name: str) -> Outcome:
+    watch, blocks = await monitoring.looped(llm, clock, log, PACE, name)
+    return watch.numbers(), blocks
 
-        return way
 
-    async def listened(llm: AsyncLLM, speaker: Any, name: str) -> Outcome:
-        last, blocks = await listening.listened(llm, speaker, name)
+async def _listened(llm: AsyncLLM, clock: Clock, speaker: Any, name: str) -> Outcome:
+    last, blocks = await listening.listened(llm, speaker, name)
+    return speaker.numbers(last), blocks
+
+
+def _took_turns(silence: int) -> Way:
+    async def way(llm: AsyncLLM, clock: Clock, speaker: Any, name: str) -> Outcome:
+        last, blocks = await listening.took_turns(llm, speaker, name, silence)
         return speaker.numbers(last), blocks
 
-    return {
-        "listener": listened,
-        f"turns, after a silence of {SILENCE}": turns(SILENCE),
-        "turns, told the end": turns(0),
-    }
+    return way
 
 
-def _readers(clock: Clock) -> dict[str, Way]:
-    def followed(restarts: int) -> Way:
-        async def way(llm: AsyncLLM, page: Any, name: str) -> Outcome:
-            blocks = await evolving.followed(llm, page, name, restarts)
-            return page.numbers(), blocks
-
-        return way
-
-    async def looped(llm: AsyncLLM, page: Any, name: str) -> Outcome:
-        blocks = await evolving.looped(llm, page, name)
+def _followed(restarts: int) -> Way:
+    async def way(llm: AsyncLLM, clock: Clock, page: Any, name: str) -> Outcome:
+        blocks = await evolving.followed(llm, page, name, restarts)
         return page.numbers(), blocks
 
-    return {"reader": followed(0), "reader, begins anew once": followed(1), "loop": looped}
+    return way
+
+
+async def _asked_anew(llm: AsyncLLM, clock: Clock, page: Any, name: str) -> Outcome:
+    blocks = await evolving.looped(llm, page, name)
+    return page.numbers(), blocks
 
 
 Inputs = Callable[[Clock, int, int], Sequence[Any]]
 """From a clock, a count and a seed. A way gets its own: some of them keep what happened."""
 
-PATTERNS: dict[str, tuple[Inputs, Callable[[Clock], dict[str, Way]]]] = {
-    "monitor": (lambda clock, count, seed: held_out_logs(count, LINES, seed), _monitors),
-    "listener": (lambda clock, count, seed: listening.speakers(clock, count, GAP, seed), _listeners),
-    "context": (lambda clock, count, seed: evolving.pages(clock, count, STATES, seed), _readers),
+PATTERNS: dict[str, tuple[Inputs, dict[str, Way]]] = {
+    "monitor": (
+        lambda clock, count, seed: held_out_logs(count, LINES, seed),
+        {
+            "monitor": _watched(),
+            "monitor, its probe reads the thinker": _watched(reads_thinker=True, note="\n"),
+            "loop": _read_in_turn,
+        },
+    ),
+    "listener": (
+        lambda clock, count, seed: listening.speakers(clock, count, GAP, seed),
+        {
+            "listener": _listened,
+            f"turns, after a silence of {SILENCE}": _took_turns(SILENCE),
+            "turns, told the end": _took_turns(0),
+        },
+    ),
+    "context": (
+        lambda clock, count, seed: evolving.pages(clock, count, STATES, seed),
+        {"reader": _followed(0), "reader, begins anew once": _followed(1), "loop": _asked_anew},
+    ),
 }
 
 
@@ -141,77 +144,111 @@ async def run(
             raise ValueError(f"no pattern {pattern!r}; there are {', '.join(PATTERNS)}")
     if problems < 1 or concurrency < 1:
         raise ValueError("give at least one problem, and a concurrency of at least 1")
-    model = Path(llm.trace.model).name or llm.trace.model
-    settings = {"model": model, "problems": problems, "seed": seed, "lines": LINES, "pace": PACE, "gap": GAP}
-    result = Measures(settings, SHARES)
+    runs: list[Measured] = []
+    left = {(pattern, way): problems for pattern in patterns for way in PATTERNS[pattern][1]}
+
+    def add(run: Measured) -> None:
+        runs.append(run)
+        left[run.pattern, run.way] -= 1
+        if progress is not None and not left[run.pattern, run.way]:
+            progress(run.pattern, run.way)
+
+    await _runs(llm, patterns, problems, range(problems), seed, concurrency, add)
+    return _measures(llm.trace.model, patterns, problems, seed, runs)
+
+
+async def _runs(
+    llm: AsyncLLM,
+    patterns: Sequence[str],
+    problems: int,
+    numbers: Sequence[int],
+    seed: int,
+    concurrency: int,
+    tell: Callable[[Measured], None],
+) -> None:
+    """The problems with these numbers, of those that there are of each pattern."""
     clock = Clock(llm)
     with Meter(llm) as meter:
         for pattern in patterns:
-            inputs, ways_of = PATTERNS[pattern]
-            for name, way in ways_of(clock).items():
-                todo = iter(list(enumerate(inputs(clock, problems, seed))))
-                work = _work(llm, meter, pattern, name, way, todo, concurrency)
-                result.runs += await clock.run(work)
-                if progress is not None:
-                    progress(pattern, name)
-    return result
+            inputs, ways = PATTERNS[pattern]
+            for name, way in ways.items():
+                made = inputs(clock, problems, seed)
+                todo = [(number, made[number]) for number in numbers]
+                one = partial(_one, llm, clock, meter, pattern, name, way, tell)
+                await clock.run(each(todo, one, concurrency))
 
 
-async def _work(
+async def _one(
     llm: AsyncLLM,
+    clock: Clock,
     meter: Meter,
     pattern: str,
     name: str,
     way: Way,
-    todo: Iterator[tuple[int, Any]],
-    concurrency: int,
-) -> list[Measured]:
-    """All problems of a pattern in one way. No block is left."""
-    found: list[Measured] = []
+    tell: Callable[[Measured], None],
+    numbered: tuple[int, Any],
+) -> None:
+    """A problem in one way. No block is left."""
+    number, problem = numbered
+    numbers, blocks = await way(llm, clock, problem, f"{pattern}, {name}, {number}")
+    passes, _, encoded = meter.take(blocks)
+    counts = {"forward passes": [float(passes)], "encoded": [float(encoded)]}
+    tell(Measured(pattern, name, number, {**numbers, **counts}))
+    for block in set(blocks) & set(llm.blocks.values()):
+        await llm.free_block(block)
 
-    async def work() -> None:
-        for number, problem in todo:  # shared by all that work
-            numbers, blocks = await way(llm, problem, f"{pattern}, {name}, {number}")
-            passes, _, encoded = meter.take(blocks)
-            counts = {"forward passes": [float(passes)], "encoded": [float(encoded)]}
-            found.append(Measured(pattern, name, number, {**numbers, **counts}))
-            for block in set(blocks) & set(llm.blocks.values()):
-                await llm.free_block(block)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
-    return sorted(found, key=lambda run: run.problem)
+def _measures(
+    model: str, patterns: Sequence[str], problems: int, seed: int, runs: Iterable[Measured]
+) -> Measures:
+    settings = {
+        "model": commands.model_name(model),
+        "problems": problems,
+        "seed": seed,
+        "lines": LINES,
+        "pace": PACE,
+        "gap": GAP,
+    }
+    ways = [(pattern, way) for pattern in patterns for way in PATTERNS[pattern][1]]
+    order = {way: place for place, way in enumerate(ways)}
+    return Measures(
+        settings, SHARES, sorted(runs, key=lambda run: (order[run.pattern, run.way], run.problem))
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = commands.patterns_parser("patterns_io", __doc__, PATTERNS, 60)
     options = parser.parse_args(arguments)
-    patterns = list(PATTERNS) if options.pattern == "all" else [options.pattern]
-    result = commands.run_command(parser, _main(options, patterns))
+    result = commands.run_command(parser, lambda: _main(options))
     if options.out is not None:
         result.to_json(options.out)
-    for pattern in patterns:
+    for pattern in _patterns(options):
         print(f"{pattern}\n{result.table(pattern)}\n")
 
 
-async def _main(options: argparse.Namespace, patterns: Sequence[str]) -> Measures:
-    from ..llm import AsyncLLM
+def _patterns(options: argparse.Namespace) -> list[str]:
+    return list(PATTERNS) if options.pattern == "all" else [options.pattern]
 
-    def progress(pattern: str, way: str) -> None:
-        print(f"{pattern}: {way}", file=sys.stderr, flush=True)
 
-    slots = options.concurrency * SLOTS
-    async with AsyncLLM(options.model, max_batch_tokens=BATCH, max_blocks=slots) as llm:
-        return await run(
-            llm,
-            patterns,
-            options.problems,
-            seed=options.seed,
-            concurrency=options.concurrency,
-            progress=progress,
-        )
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
+    patterns, problems = _patterns(options), options.problems
+    async with commands.engine_of(options, BATCH, max_blocks=options.concurrency * SLOTS) as llm:
+        await _runs(llm, patterns, problems, numbers, options.seed, options.concurrency, tell)
+
+
+def _main(options: argparse.Namespace) -> Measures:
+    patterns, runs = _patterns(options), list[Measured]()
+    progress = commands.Progress(options.problems * sum(len(PATTERNS[pattern][1]) for pattern in patterns))
+
+    def add(run: Measured) -> None:
+        runs.append(run)
+        progress.one_more()
+
+    gather(partial(_work, options), range(options.problems), options.processes, add)
+    result = _measures(options.model, patterns, options.problems, options.seed, runs)
+    result.machine = describe(options.processes)
+    return result
 
 
 if __name__ == "__main__":

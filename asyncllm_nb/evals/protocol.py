@@ -56,9 +56,9 @@ class Setup:
     summary: str = "\n\nIn short,"
     summary_stop: str = "."
     at_once: bool = True
-    max_thinking: int = 400
+    max_thinking: int = 800
     max_summary: int = 40
-    max_answer: int = 160
+    max_answer: int = 360
     system: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
 

@@ -56,10 +56,11 @@ COLUMNS = tuple(f.name for f in fields(Run))
 
 @dataclass
 class Result:
-    """All runs of an evaluation, and the settings that they were made with."""
+    """All runs of an evaluation, the settings that they were made with, and, if it is known, the machine."""
 
     settings: Mapping[str, Any]
     runs: list[Run] = field(default_factory=list)
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def ks(self) -> list[int]:
@@ -179,10 +180,11 @@ class Result:
     # ---- files ----------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """Settings and runs, as JSON knows them."""
+        """All of it, as JSON knows it."""
         return {
             "format": FORMAT,
             "version": VERSION,
+            "machine": dict(self.machine),
             "settings": dict(self.settings),
             "columns": list(COLUMNS),
             "runs": [list(astuple(run)) for run in self.runs],
@@ -196,12 +198,12 @@ class Result:
                 raise KeyError("format")
             names = document["columns"]
             runs = [Run(**dict(zip(names, row, strict=True))) for row in document["runs"]]
-            return Result(document["settings"], runs)
+            return Result(document["settings"], runs, document.get("machine", {}))
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no result of the sharded-input test, version {VERSION}") from error
 
     def to_json(self, file: str | os.PathLike[str]) -> Path:
-        """Write settings and runs, whole or not at all. Returns the path."""
+        """Write all of it, whole or not at all. Returns the path."""
         return write_json(file, self.document())
 
     @staticmethod

@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import commands, sharded
 from .cases import Case
+from .dealing import Tell, gather
 from .files import read_json, write_json
+from .machine import describe
 from .protocol import Setup
-from .results import Result
+from .results import Result, Run
 from .scoring import Scoring
 from .statistics import Share, mean
 from .tables import Table
@@ -50,6 +53,7 @@ class Comparison:
     """A result for each way; in all of them no correction came, and the answer before is the right one."""
 
     ways: Mapping[str, Result]
+    machine: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def right(self, way: str) -> Share:
         """How many answers of one way are right."""
@@ -72,9 +76,7 @@ class Comparison:
 
     def differing(self, way: str, other: str) -> list[str]:
         """Problems that one of two ways answers right and the other does not."""
-        here, there = (
-            {run.case: run.outcome == "before" for run in self.ways[w].runs} for w in (way, other)
-        )
+        here, there = ({run.case: run.outcome == "before" for run in self.ways[w].runs} for w in (way, other))
         return [case for case, right in here.items() if there[case] != right]
 
     def same_words(self, way: str, other: str) -> int:
@@ -85,14 +87,16 @@ class Comparison:
     def to_json(self, file: str | os.PathLike[str]) -> Path:
         """Write all results, whole or not at all. Returns the path."""
         ways = {way: result.document() for way, result in self.ways.items()}
-        return write_json(file, {"format": FORMAT, "version": VERSION, "ways": ways})
+        head = {"format": FORMAT, "version": VERSION, "machine": dict(self.machine)}
+        return write_json(file, {**head, "ways": ways})
 
     @staticmethod
     def from_json(file: str | os.PathLike[str]) -> Comparison:
         """Read what `to_json` wrote. Raises ValueError for any other file."""
 
         def build(document: Any) -> Comparison:
-            return Comparison({way: Result.of_document(inner) for way, inner in document["ways"].items()})
+            ways = {way: Result.of_document(inner) for way, inner in document["ways"].items()}
+            return Comparison(ways, document.get("machine", {}))
 
         return read_json(file, FORMAT, VERSION, build, "is no comparison of this version")
 
@@ -129,17 +133,39 @@ async def run(
     return Comparison(ways)
 
 
-async def _main(options: argparse.Namespace) -> Comparison:
-    cases = commands.cases_of(options)
-    async with commands.engine_of(options, sharded.BATCH) as llm:
-        return await run(
-            llm,
-            cases,
-            setup=commands.setup_of(options),
-            scoring=commands.scoring_of(options),
-            concurrency=options.concurrency,
-            progress=commands.Saver(),
-        )
+def _plans(options: argparse.Namespace) -> dict[str, sharded.Plan]:
+    cases, scoring = commands.cases_of(options), commands.scoring_of(options)
+    ways = ways_of(commands.setup_of(options))
+    return {way: sharded.Plan.of(cases, [None], (), setup, scoring) for way, setup in ways.items()}
+
+
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
+    async with commands.engine_of(
+        options, sharded.BATCH, dtype=options.dtype, max_blocks=options.max_blocks
+    ) as llm:
+        for way, plan in _plans(options).items():
+            await plan.make(llm, numbers, options.concurrency, partial(_tell_of, tell, way))
+
+
+def _tell_of(tell: Tell, way: str, run: Run) -> None:
+    tell((way, run))
+
+
+def _main(options: argparse.Namespace) -> Comparison:
+    plans = _plans(options)
+    ways = {way: plan.begun(options.model) for way, plan in plans.items()}
+    count = len(plans["shared"].jobs)
+    progress = commands.Progress(len(ways) * count)
+
+    def add(told: tuple[str, Run]) -> None:
+        way, run = told
+        ways[way].runs.append(run)
+        progress.one_more()
+
+    gather(partial(_work, options), range(count), options.processes, add)
+    for way, plan in plans.items():
+        plan.sort(ways[way])
+    return Comparison(ways, describe(options.processes))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = commands.common_parser("sequential", __doc__)
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
-    comparison = commands.run_command(parser, _main(options))
+    comparison = commands.run_command(parser, lambda: _main(options))
     if options.out is not None:
         comparison.to_json(options.out)
     print(comparison.table())

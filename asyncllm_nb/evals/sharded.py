@@ -4,7 +4,7 @@ r"""The sharded-input test: how good are answers when part of the input arrives 
     python -m asyncllm_nb.evals.sharded --model Qwen/Qwen3.5-9B --dataset math.jsonl --out result.json \
         --max-thinking 16384 --max-answer 1024 --system 'Put the final answer in \boxed{}.'
 
-Knows how many runs share one engine. One run is `protocol`, what came out is `results`.
+Knows what is run, and how many runs share one engine. One run is `protocol`, what came out is `results`.
 
 For each problem, each k and each routing a thinker and a writer run at once; a correction arrives when the
 thinker has made k tokens, and everything computed stays. An evaluation that was stopped goes on where its
@@ -14,16 +14,18 @@ file ends.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import commands
 from .cases import Case, as_cases
+from .dealing import Tell, each, gather
+from .machine import describe
 from .passes import Passes
 from .protocol import ROUTINGS, Frame, Routing, Setup, run_once
 from .results import Result, Run
@@ -42,6 +44,89 @@ SLOTS = 6
 """Of a run, in models that have some: four blocks that hold something, and one for each of two that write."""
 
 Job = tuple[Case, Routing, int | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: every problem at each of `ks` and through each of `routings`."""
+
+    cases: tuple[Case, ...]
+    ks: tuple[int | None, ...]
+    routings: tuple[Routing, ...]
+    setup: Setup
+    scoring: Scoring
+
+    @staticmethod
+    def of(
+        problems: Iterable[Case | Sequence[Any]],
+        ks: Sequence[int | None] = KS,
+        routings: Sequence[Routing] = ROUTINGS,
+        setup: Setup | None = None,
+        scoring: str | Scoring = "integer",
+    ) -> Plan:
+        """Arguments as for `run`. Raises ValueError for wrong ones."""
+        cases = as_cases(problems)
+        scoring = _scoring(scoring)
+        _check(ks, routings)
+        cases = [replace(case, id=case.id or str(index)) for index, case in enumerate(cases)]
+        if len({case.id for case in cases}) < len(cases):
+            raise ValueError("two problems have the same id")
+        _check_answers(cases, scoring)
+        return Plan(tuple(cases), tuple(ks), tuple(routings), setup or Setup(), scoring)
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Problem by problem, so that an unfinished evaluation has whole problems."""
+        return [
+            (case, routing, k)
+            for case in self.cases
+            for k in self.ks
+            for routing in (self.routings if k is not None else ("never",))
+        ]
+
+    def begun(self, model: str, done: Result | None = None) -> Result:
+        """A result that has the runs of `done`, or none. Raises ValueError if that has other settings."""
+        settings = self.settings(model)
+        if done is None:
+            return Result(settings)
+        check_same(done.settings, settings)
+        return Result(settings, [*done.runs])
+
+    def missing(self, result: Result) -> list[int]:
+        """Numbers of the jobs that it has no run of."""
+        made = {run.key for run in result.runs}
+        return [n for n, (case, routing, k) in enumerate(self.jobs) if (case.id, routing, k) not in made]
+
+    def sort(self, result: Result) -> None:
+        """Put its runs in the order of the jobs."""
+        order = {(case.id, routing, k): number for number, (case, routing, k) in enumerate(self.jobs)}
+        result.runs.sort(key=lambda run: order[run.key])
+
+    async def make(
+        self, llm: AsyncLLM, numbers: Sequence[int], concurrency: int, tell: Callable[[Run], None]
+    ) -> None:
+        """Do the jobs with these numbers, `concurrency` at a time. Raises what a run raises, in a group."""
+        _check_slots(llm, min(concurrency, len(numbers)))
+        frame = Frame.of(llm, self.setup)
+
+        async def make_one(job: Job) -> None:
+            tell(await _run(llm, frame, self.setup, self.scoring, passes, *job))
+
+        with Passes(llm) as passes:
+            await each([self.jobs[number] for number in numbers], make_one, concurrency)
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """What a result depends on, as JSON knows it."""
+        text = json.dumps([asdict(case) for case in self.cases], ensure_ascii=False)
+        return {
+            "model": commands.model_name(model),
+            "problems": len(self.cases),
+            "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "ks": list(self.ks),
+            "routings": list(self.routings),
+            "scoring": self.scoring.name,
+            "setup": {**asdict(self.setup), "template_args": dict(self.setup.template_args)},
+        }
 
 
 async def run(
@@ -69,38 +154,18 @@ async def run(
     Raises ValueError for wrong arguments, before anything runs, and whatever a run raises. Streams are
     greedy: a run gives the same on its own and beside others, near ties of two tokens aside.
     """
-    cases = as_cases(problems)
-    scoring = _scoring(scoring)
-    setup = setup or Setup()
-    _check(ks, routings, concurrency)
-    cases = [replace(case, id=case.id or str(index)) for index, case in enumerate(cases)]
-    if len({case.id for case in cases}) < len(cases):
-        raise ValueError("two problems have the same id")
-    _check_answers(cases, scoring)
-    frame = Frame.of(llm, setup)
-    settings = settings_of(llm, cases, ks, routings, setup, scoring)
-    result = Result(settings)
-    if done is not None:
-        check_same(done.settings, settings)
-        result.runs.extend(done.runs)
-    made = {run.key for run in result.runs}
-    jobs = list(_jobs(cases, ks, routings))
-    missing = [job for job in jobs if (job[0].id, job[1], job[2]) not in made]
-    _check_slots(llm, min(concurrency, len(missing)))
-    left = iter(missing)
+    plan = Plan.of(problems, ks, routings, setup, scoring)
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    result = plan.begun(llm.trace.model, done)
 
-    async def work(passes: Passes) -> None:
-        for case, routing, k in left:  # shared by all workers
-            result.runs.append(await _run(llm, frame, setup, scoring, passes, case, routing, k))
-            if progress is not None:
-                progress(result, len(jobs))
+    def add(run: Run) -> None:
+        result.runs.append(run)
+        if progress is not None:
+            progress(result, len(plan.jobs))
 
-    with Passes(llm) as passes:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work(passes))
-    order = {(case.id, routing, k): index for index, (case, routing, k) in enumerate(jobs)}
-    result.runs.sort(key=lambda run: order[run.key])
+    await plan.make(llm, plan.missing(result), concurrency, add)
+    plan.sort(result)
     return result
 
 
@@ -131,16 +196,6 @@ async def _run(
     )
 
 
-def _jobs(cases: Iterable[Case], ks: Sequence[int | None], routings: Sequence[Routing]) -> Iterator[Job]:
-    """Problem by problem, so that an unfinished evaluation has whole problems."""
-    for case in cases:
-        for k in ks:
-            if k is None:
-                yield case, "never", None
-            else:
-                yield from ((case, routing, k) for routing in routings)
-
-
 def _scoring(scoring: str | Scoring) -> Scoring:
     if isinstance(scoring, Scoring):
         return scoring
@@ -149,7 +204,7 @@ def _scoring(scoring: str | Scoring) -> Scoring:
     return SCORINGS[scoring]
 
 
-def _check(ks: Sequence[int | None], routings: Sequence[Routing], concurrency: int) -> None:
+def _check(ks: Sequence[int | None], routings: Sequence[Routing]) -> None:
     for k in ks:
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 0):
             raise ValueError(f"ks are numbers of tokens from 0 on, or None for never, not {k!r}")
@@ -160,8 +215,6 @@ def _check(ks: Sequence[int | None], routings: Sequence[Routing], concurrency: i
         raise ValueError("give one or more different ks, and each routing once")
     if not routings and any(k is not None for k in ks):
         raise ValueError(f"give one or more routings of {', '.join(ROUTINGS)}")
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
 
 
 def _check_answers(cases: Iterable[Case], scoring: Scoring) -> None:
@@ -187,30 +240,6 @@ def _check_slots(llm: AsyncLLM, together: int) -> None:
         )
 
 
-# ---- settings ---------------------------------------------------------------------------------------
-
-
-def settings_of(
-    llm: AsyncLLM,
-    cases: Sequence[Case],
-    ks: Sequence[int | None],
-    routings: Sequence[Routing],
-    setup: Setup,
-    scoring: Scoring,
-) -> dict[str, Any]:
-    """What a result depends on, as JSON knows it."""
-    text = json.dumps([asdict(case) for case in cases], ensure_ascii=False)
-    return {
-        "model": Path(llm.trace.model).name or llm.trace.model,
-        "problems": len(cases),
-        "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
-        "ks": list(ks),
-        "routings": list(routings),
-        "scoring": scoring.name,
-        "setup": {**asdict(setup), "template_args": dict(setup.template_args)},
-    }
-
-
 def check_same(done: Any, wanted: Any) -> None:
     """Raise ValueError that names what differs between the settings of two results."""
     differ = [name for name in wanted if done.get(name) != wanted[name]]
@@ -222,25 +251,39 @@ def check_same(done: Any, wanted: Any) -> None:
 # ---- the command line -------------------------------------------------------------------------------
 
 
-async def _main(options: argparse.Namespace) -> Result:
-    done = None
-    if options.out is not None and options.out.exists():
-        done = Result.from_json(options.out)
-    cases = commands.cases_of(options)
-    async with commands.engine_of(options, BATCH) as llm:
-        result = await run(
-            llm,
-            cases,
-            options.ks,
-            options.routing or ROUTINGS,
-            setup=commands.setup_of(options),
-            scoring=commands.scoring_of(options),
-            concurrency=options.concurrency,
-            done=done,
-            progress=commands.Saver(options.out),
-        )
-    if options.out is not None:
-        result.to_json(options.out)
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan.of(
+        commands.cases_of(options),
+        options.ks,
+        options.routing or ROUTINGS,
+        commands.setup_of(options),
+        commands.scoring_of(options),
+    )
+
+
+async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
+    async with commands.engine_of(options, BATCH, dtype=options.dtype, max_blocks=options.max_blocks) as llm:
+        await _plan(options).make(llm, numbers, options.concurrency, tell)
+
+
+def _main(options: argparse.Namespace) -> Result:
+    plan, out = _plan(options), options.out
+    result = plan.begun(options.model, Result.from_json(out) if out is not None and out.exists() else None)
+    result.machine = describe(options.processes)
+
+    def save() -> None:
+        if out is not None:
+            result.to_json(out)
+
+    progress = commands.Progress(len(plan.jobs), len(result.runs), save=save)
+
+    def add(run: Run) -> None:
+        result.runs.append(run)
+        progress.one_more()
+
+    gather(partial(_work, options), plan.missing(result), options.processes, add)
+    plan.sort(result)
+    save()
     return result
 
 
@@ -254,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.plot is not None:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
-    result = commands.run_command(parser, _main(options))
+    result = commands.run_command(parser, lambda: _main(options))
     print(result.table(), result.work_table(), sep="\n\n")
     if options.plot is not None:
         result.plot().write_html(options.plot)
