@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,18 +33,14 @@ PROMPT, PEER, OWN = 2048, 1024, 1024
 @contextmanager
 def random_engine(**options: Any) -> Iterator[AsyncLLM]:
     """An engine of the Qwen3.5-9B shape with random weights on the GPU."""
-    loaded = build.load_weights
 
     def drawn(folder: Any, config: ModelConfig, device: Any, dtype: torch.dtype) -> Weights:
         return random_weights(config, torch.device(device), dtype)
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN35_9B))
-        build.load_weights = drawn
-        try:
+        with patch.object(build, "load_weights", drawn):
             yield AsyncLLM(folder, device="cuda", **options)
-        finally:
-            build.load_weights = loaded
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -121,8 +121,8 @@ def by_tokens(layer: Layer) -> Pairs:
     return found
 
 
-def one_request(count: int) -> ManyRows:
-    """`count` rows of one request, behind nothing; it writes slot 1."""
+def one_request(count: int, chunk: int = CHUNK) -> ManyRows:
+    """`count` rows of one request, behind nothing, in chunks of `chunk`; it writes slot 1."""
 
     def number(values: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int32, device=GPU)
@@ -130,7 +130,7 @@ def one_request(count: int) -> ManyRows:
     def placed(rows: Tensor) -> Tensor:
         return number(torch.where(rows < 0, -4 - rows, rows))  # before the first: slot 0 of the pool
 
-    chunks = [*range(0, count, CHUNK), count]
+    chunks = [*range(0, count, chunk), count]
     return ManyRows(
         row=number(range(count)),
         windows=placed(torch.arange(count)[:, None] + torch.arange(-3, 1)),

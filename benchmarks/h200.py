@@ -18,22 +18,24 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import agents, gpu_steps
+from . import agents, gpu_steps, mixed_steps
 
 COROUTINES = (1, 4, 8, 16, 32)
 STEP_TARGET_MS = {1: 5.5, 4: 6.0, 8: 6.5, 16: 7.5, 32: 9.0}
 RATE_TARGET = {1: 180, 4: 660, 8: 1230, 16: 2130, 32: 3550}
 PREFILL = (512, 2048, 4096, 8192, 16384)
+MIXED_STREAMS, MIXED_TOKENS = (0, 8, 32), (8, 30, 90)
 Results = dict[str, Any]
-Part = Callable[[Results], Awaitable[Any]]
+Part = Callable[[Results], Coroutine[Any, Any, Any]]
 
 
 async def ceilings(_: Results) -> Any:
@@ -110,6 +112,14 @@ async def prefill(results: Results) -> Any:
     return found
 
 
+async def mixed(_: Results) -> Any:
+    """Steps that encode a few tokens beside decodes: recorded against launched, in turns."""
+    with agents.random_engine(max_blocks=110, cache_tokens=120_000) as llm:
+        found = await mixed_steps.measure_all(llm, MIXED_STREAMS, MIXED_TOKENS)
+        await llm.close()
+    return found
+
+
 async def transformers(_: Results) -> Any:
     """The same shape in transformers."""
     from . import beside
@@ -123,6 +133,7 @@ PARTS: dict[str, Part] = {
     "users": users,
     "sampled": sampled,
     "prefill": prefill,
+    "mixed": mixed,
     "transformers": transformers,
 }
 
@@ -148,14 +159,17 @@ def table(results: Results) -> str:
         row("between two tokens, ms, p50", lambda n: f"{decode[str(n)]['gap_ms_p50']:.2f}")
         row("... p95", lambda n: f"{decode[str(n)]['gap_ms_p95']:.2f}")
     if "sampled" in results:
+
+        def rate(kind: str, n: int) -> str:
+            return f"{results['sampled'][str(n)][kind]['tokens_per_s']:.0f}"
+
         for kind in ("filtered", "unfiltered"):
-            row(
-                f"at temperature 0.7, {kind}, tokens/s",
-                lambda n, kind=kind: f"{results['sampled'][str(n)][kind]['tokens_per_s']:.0f}",
-            )
+            row(f"at temperature 0.7, {kind}, tokens/s", partial(rate, kind))
     if "transformers" in results:
         beside = results["transformers"]["decode"]
         row("transformers, tokens/s", lambda n: f"{beside[str(n)]['tokens_per_s']:.0f}")
+    if "mixed" in results:
+        lines += ["", mixed_steps.table(results["mixed"])]
     return "\n".join(lines)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.sampling import OPTIONS_WIDTH, sample_beginning
+from ..kernels.sampling import OPTIONS_WIDTH
+from ..kernels.sampling_triton import sample_all
 from .batch import Batch
 from .config import ModelConfig
 from .fused import FusedDecoder
@@ -62,8 +63,8 @@ def greedy(logits: Tensor) -> StepTokens:
 
 
 def sampled(logits: Tensor, options: Tensor) -> StepTokens:
-    """The token that each row's options choose, as far as the most probable tokens decide it."""
-    return StepTokens(logits, *sample_beginning(logits, options))
+    """The token that each row's options choose; undecided where logits are not finite."""
+    return StepTokens(logits, *sample_all(logits, options))
 
 
 def max_entries(rows: int) -> int:

@@ -3,15 +3,17 @@
 Knows rows of logits and numbers. Knows no tokens' meaning and no random generator: the numbers come
 in, so a row's token does not depend on what other rows are drawn beside it.
 
-All three filters keep the most probable tokens, so what is kept is the beginning of the sorted
-order. Sorting a whole vocabulary costs more than a step of a small model, so the beginning is
-looked at first. `sample_beginning` looks at no more than that and asks a GPU for no number, so it can
-be part of a recorded step; it says which rows it could not decide.
+Tokens stand in the order of their probabilities, as float32, equals in that of their ids. All three
+filters keep the most probable ones, so what is kept is the beginning of the order. Sorting a whole
+vocabulary costs more than a step of a small model, so the beginning is looked at first.
+`sample_beginning` looks at no more than that and asks a GPU for no number, so it can be part of a
+recorded step; it says which rows it could not decide. `sampling_triton` decides these, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +57,7 @@ def sample(
         # The largest becomes 0 first: a tiny temperature must not make infinities of finite logits.
         scaled = (allowed - allowed.amax(-1, keepdim=True)) / temperature[warm, None]
         filters = (top_k[warm], top_p[warm], min_p[warm], uniform[warm])
-        ids[warm] = _draw(scaled, *filters)
+        ids[warm] = _draw(scaled.softmax(-1), *filters)
     return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
@@ -77,6 +79,16 @@ def option_row(
     return [temperature, float(top_k), top_p, min_p, uniform, *map(float, forbidden), *padding]
 
 
+class Beginning(NamedTuple):
+    """What the most probable BEGINNING tokens say about rows of logits, and what was found on the way."""
+
+    ids: Tensor  # [n] int64: what is drawn, if decided
+    decided: Tensor  # [n] bool
+    probs: Tensor  # [n, vocab] float32 that rows with a temperature draw from: 0 where forbidden
+    total: Tensor  # [n] float64, their sums
+    peak: Tensor  # [n] float32, the largest of them
+
+
 def sample_beginning(logits: Tensor, options: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What `sample` draws, as far as the most probable BEGINNING tokens decide it.
 
@@ -84,6 +96,12 @@ def sample_beginning(logits: Tensor, options: Tensor) -> tuple[Tensor, Tensor, T
     [n] int64, their float32 logprobs [n], and bool [n]: is it the token that `sample` draws? If not, the
     id is one of the vocabulary and nothing more. Logits that are not finite change no other row.
     """
+    beginning = look_at_beginning(logits, options)
+    return beginning.ids, logprobs_of(logits, beginning.ids), beginning.decided
+
+
+def look_at_beginning(logits: Tensor, options: Tensor) -> Beginning:
+    """`sample_beginning` without log-probabilities, and with what draws the rows that it leaves open."""
     logits = logits.float()
     temperature, top_k, top_p, min_p, uniform = options[:, : len(OPTIONS)].unbind(1)
     forbidden = options[:, len(OPTIONS) :].long()
@@ -93,12 +111,17 @@ def sample_beginning(logits: Tensor, options: Tensor) -> tuple[Tensor, Tensor, T
     divisor = temperature.float().masked_fill(is_cold, 1.0)
     scaled = (allowed - allowed.amax(-1, keepdim=True)) / divisor[:, None]
     scaled.masked_fill_(is_cold[:, None], 0.0)
-    warm_ids, decided = _draw_beginning(
-        scaled, scaled.softmax(-1), top_k.long(), top_p.float(), min_p.float(), uniform.float()
+    filters = (top_k.long(), top_p.float(), min_p.float(), uniform.float())
+    warm = _draw_beginning(scaled.softmax(-1), *filters)
+    return warm._replace(
+        ids=torch.where(is_cold, allowed.argmax(-1), warm.ids), decided=warm.decided | is_cold
     )
-    ids = torch.where(is_cold, allowed.argmax(-1), warm_ids)
-    logprobs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
-    return ids, logprobs, decided | is_cold
+
+
+def logprobs_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities [n] float32 of one id of each row, in the model's own distribution."""
+    logits = logits.float()
+    return logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
@@ -110,35 +133,34 @@ def _without(logits: Tensor, forbidden: Sequence[Sequence[int]]) -> Tensor:
     return logits.index_put((rows, tokens), logits.new_tensor(-torch.inf))
 
 
-def _draw(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """Ids drawn from `logits` [n, vocab]: from the beginning of the order where that decides."""
-    probs = logits.softmax(-1)
-    ids, decided = _draw_beginning(logits, probs, top_k, top_p, min_p, uniform)
+def _draw(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """Ids drawn by `probs` [n, vocab]: from the beginning of the order where that decides."""
+    ids, decided, _, total, _ = _draw_beginning(probs, top_k, top_p, min_p, uniform)
     rest = torch.nonzero(~decided)[:, 0]
     if rest.numel():
-        probs = probs[rest]
-        tokens = logits[rest].argsort(descending=True, stable=True)
+        ordered = probs[rest].sort(descending=True, stable=True)
         filters = (x[rest] for x in (top_k, top_p, min_p, uniform))
-        rank, _ = _pick(probs.gather(1, tokens), probs, *filters)
-        ids[rest] = tokens.gather(1, rank[:, None])[:, 0]
+        rank, _ = _pick(ordered.values, total[rest], probs.shape[1], *filters)
+        ids[rest] = ordered.indices.gather(1, rank[:, None])[:, 0]
     return ids
 
 
-def _draw_beginning(
-    logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
+def _draw_beginning(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Beginning:
     """Ids drawn from the beginning of the order, and whether each is certain."""
-    # Equal logits stand in the order of their ids: sorted by id first, then by logit, stably.
-    tokens = logits.topk(min(BEGINNING, logits.shape[1]), sorted=False).indices.sort().values
-    order = logits.gather(1, tokens).argsort(descending=True, stable=True)
-    tokens = tokens.gather(1, order)
-    rank, decided = _pick(probs.gather(1, tokens), probs, top_k, top_p, min_p, uniform)
-    return tokens.gather(1, rank[:, None])[:, 0], decided
+    vocab = probs.shape[1]
+    total = probs.sum(-1, dtype=torch.float64)
+    # Equals stand in the order of their ids: sorted by id first, then by probability, stably.
+    tokens = probs.topk(min(BEGINNING, vocab), sorted=False).indices.sort().values
+    first, order = probs.gather(1, tokens).sort(descending=True, stable=True)
+    rank, decided = _pick(first, total, vocab, top_k, top_p, min_p, uniform)
+    ids = tokens.gather(1, order.gather(1, rank[:, None]))[:, 0]
+    return Beginning(ids, decided, probs, total, first[:, 0])
 
 
 def _pick(
     probs: Tensor,
-    whole: Tensor,
+    total: Tensor,
+    vocab: int,
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
@@ -146,18 +168,19 @@ def _pick(
 ) -> tuple[Tensor, Tensor]:
     """The rank drawn from the beginning of each row's sorted order, and whether it is certain.
 
-    `probs` [n, c], descending, are the beginning of the probabilities `whole` [n, vocab]. It decides
-    unless a filter or the drawn number reaches beyond it, or the token drawn has equals beyond it.
+    `probs` [n, c], descending, are the beginning of `vocab` probabilities whose float64 sums are `total`
+    [n]. It decides unless a filter or the drawn number reaches beyond it, or the token drawn has equals
+    beyond it.
     """
-    count, vocab = probs.shape[1], whole.shape[1]
-    total = whole.sum(-1, dtype=torch.float64)
+    count = probs.shape[1]
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     rank = torch.arange(count, device=probs.device)
     reached = probs.cumsum(-1, dtype=torch.float64)
     by_top_k = reached.gather(1, (top_k - 1).clamp(max=count - 1)[:, None])[:, 0]
     by_top_k = torch.where(top_k == vocab, total, by_top_k)
     keep = (
-        (rank < top_k[:, None])
+        (probs > 0)  # the sums' rounding must not make a forbidden token the last one
+        & (rank < top_k[:, None])
         & (reached - probs < (top_p * by_top_k)[:, None])
         & (probs >= min_p[:, None] * probs[:, :1])
     )

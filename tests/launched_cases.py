@@ -41,17 +41,19 @@ class CountingLauncher(Launcher):
 
 
 @functools.cache
-def folder(family: str) -> Path:
-    return make_checkpoint(mkdtemp(), family, seed=3, tokenizer=True, eos_token_id=None)
+def folder(family: str, vocab: int) -> Path:
+    return make_checkpoint(mkdtemp(), family, seed=3, tokenizer=True, eos_token_id=None, vocab_size=vocab)
 
 
-async def on(device: str, family: str, work: Callable[[AsyncLLM], Awaitable[Any]]) -> tuple[Any, Any]:
+async def on(
+    device: str, family: str, work: Callable[[AsyncLLM], Awaitable[Any]], vocab: int = 263
+) -> tuple[Any, Any]:
     """What `work` returns with a float32 engine on `device`, and the engine's launcher."""
     options: dict[str, Any] = {"max_blocks": 40} if family == "qwen3_5" else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "Launcher", CountingLauncher)
         llm = AsyncLLM(
-            folder(family), name=device, device=device, dtype="float32", cache_tokens=4096,
+            folder(family, vocab), name=device, device=device, dtype="float32", cache_tokens=4096,
             max_batch_tokens=64, **options,
         )  # fmt: skip
     try:

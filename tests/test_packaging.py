@@ -96,7 +96,7 @@ def distributions_of(module: str) -> frozenset[str]:
 def third_party(path: Path) -> set[str]:
     tests = ROOT / "tests"
     packages = {file.parent.name for file in tests.glob("*/__init__.py")}
-    own = {*FOLDERS, "training", *packages, *(file.stem for file in tests.glob("*.py"))}
+    own = {*FOLDERS, "benchmarks", "training", *packages, *(file.stem for file in tests.glob("*.py"))}
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

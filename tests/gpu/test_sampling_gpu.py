@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from launched_cases import assert_same_readings, measured, on, sampled
+from sampling_cases import Options, assert_drawn, combinations, table
 
 from asyncllm_nb import AsyncLLM
+from asyncllm_nb.engine import graphs
 from asyncllm_nb.engine.sampling import Choice, SamplingParams
 from asyncllm_nb.kernels import sampling
+from asyncllm_nb.kernels.sampling_triton import sample_all
 
 pytestmark = pytest.mark.gpu
 
@@ -75,6 +78,35 @@ def test_sample_beginning_in_a_graph(vocab: int) -> None:
     assert num_decided >= 40 * len(PARAMS) * (1 if vocab == 263 else 0.7)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("vocab", [263, 100_003, 248_320])
+@torch.inference_mode()
+def test_sample_all_in_a_graph(vocab: int, rows: int) -> None:
+    """Recorded once, replayed with flat and peaked distributions, with ties and without, and all filters:
+    each row is the token that `sample` draws, but for some that the rounding of sums decides."""
+    generator = torch.Generator("cuda").manual_seed(vocab + rows)
+    logits = torch.zeros(rows + 1, vocab, device="cuda")
+    logits[rows] = torch.nan  # what padding may hold
+    options = table([Options()] * (rows + 1), logits.device)
+    sample_all(logits, options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids, _, decided = sample_all(logits, options)
+    cases = combinations(vocab // 3, (0.0, 1e-7, 0.2, 0.61, 0.95, 1 - 1e-9)) + [Options(0.0), Options(30.0)]
+    num_rounded = 0
+    for turn in range(20):
+        chosen = [cases[(turn + 7 * row) % len(cases)] for row in range(rows)]
+        drawn = (0.3, 1.0, 3.0)[turn % 3] * torch.randn((rows, vocab), generator=generator, device="cuda")
+        logits[:rows] = drawn.bfloat16() if turn % 2 else drawn
+        options[:rows] = table(chosen, logits.device)
+        graph.replay()
+        assert decided.tolist() == [True] * rows + [False]
+        num_rounded += assert_drawn(ids[:rows], logits[:rows].clone(), chosen)
+    print(f"{num_rounded} of {20 * rows} draws at a border")
+    assert num_rounded <= 2 + rows // 4
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 async def test_sampled_streams_run_ahead(family: str) -> None:
     """The tokens of a CPU, in recorded steps, of which only the last of a stream ran ahead in vain."""
@@ -93,10 +125,43 @@ async def test_sampled_streams_run_ahead(family: str) -> None:
     assert launcher.num_ahead - launcher.num_taken <= len(found)
 
 
+async def test_flat_distributions_run_ahead() -> None:
+    """Nothing is cut off, and the most probable tokens decide little of a large vocabulary: all the same
+    no token is drawn outside the recorded step, and nothing but the end of each stream ran ahead in vain."""
+
+    async def work(llm: AsyncLLM) -> list[list[int]]:
+        prompt, *own = await llm.create_blocks("prompt", "a", "b", "c")
+        await llm.forward(list(range(20, 57)), [prompt])
+
+        async def stream(i: int) -> list[int]:
+            view = [prompt, own[i]]
+            return [t.id async for t in llm.generate([i], view, temperature=0.7, seed=i, max_tokens=40)]
+
+        found = list(await asyncio.gather(*map(stream, range(3))))
+        await llm.drain()
+        return found
+
+    found, launcher = await on("cuda", "qwen3_5", work, vocab=40_007)
+    assert len(set(sum(found, []))) > 60
+    assert launcher.num_taken >= 3 * 38
+    assert launcher.num_ahead - launcher.num_taken <= 3
+
+
 async def test_tokens_that_the_beginning_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found in the step all the same, and nothing that ran ahead is dropped for them."""
+    work = functools.partial(sampled, scale=3)
+    expected, _ = await on("cpu", "qwen3_5", work)
+    monkeypatch.setattr(sampling, "BEGINNING", 9)
+    found, launcher = await on("cuda", "qwen3_5", work)
+    assert found == expected
+    assert launcher.num_ahead - launcher.num_taken <= len(found)
+
+
+async def test_tokens_that_a_step_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are drawn anew from the step's logits, and what ran ahead with another token is dropped."""
     work = functools.partial(sampled, scale=3)
     expected, _ = await on("cpu", "qwen3_5", work)
+    monkeypatch.setattr(graphs, "sample_all", sampling.sample_beginning)
     monkeypatch.setattr(sampling, "BEGINNING", 9)
     found, launcher = await on("cuda", "qwen3_5", work)
     assert found == expected

@@ -14,6 +14,7 @@ from helpers import engine, scratch, tokens
 from launched_cases import CountingLauncher, assert_same_readings, measured, sampled
 
 from asyncllm_nb import AsyncLLM
+from asyncllm_nb.engine import graphs
 from asyncllm_nb.kernels import sampling
 from asyncllm_nb.testing import make_checkpoint
 
@@ -54,12 +55,20 @@ async def test_sampled_streams_run_ahead(family: str) -> None:
     assert launcher.num_ahead - launcher.num_taken <= len(found)
 
 
+async def test_tokens_that_the_beginning_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found in the step all the same, and nothing that ran ahead is dropped for them."""
+    expected = await on_cpu("qwen3", sampled)
+    monkeypatch.setattr(sampling, "BEGINNING", 2)
+    found, launcher = await launched("qwen3", sampled)
+    assert found == expected
+    assert launcher.num_ahead - launcher.num_taken <= len(found)
+
+
 @pytest.mark.parametrize("beginning", [2, 30])
-async def test_tokens_that_the_beginning_does_not_decide(
-    beginning: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_that_a_step_does_not_decide(beginning: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are drawn anew from the step's logits, and what ran ahead with another token is dropped."""
     expected = await on_cpu("qwen3", sampled)
+    monkeypatch.setattr(graphs, "sample_all", sampling.sample_beginning)
     monkeypatch.setattr(sampling, "BEGINNING", beginning)
     found, launcher = await launched("qwen3", sampled)
     assert found == expected
