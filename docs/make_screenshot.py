@@ -27,9 +27,11 @@ SIZE = {"width": 1600, "height": 1160}
 PANELS = '"ledger", "controls", "streams", "views", "blocks", "timeline", "attention", pin="right"'
 
 HALF_WAY = (
-    "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 8).length"
+    "Object.values(view.store.live.requests).filter(one => one.name === 'write' && one.tokens > 4).length"
 )
 """How many sentences the writer has begun in earnest."""
+SLOWLY, FULLY = "10 steps/s", "full speed"
+"""For the picture, which is taken while both coroutines write; the recording is of a run at full speed."""
 
 
 def main() -> None:
@@ -49,12 +51,17 @@ def run_lesson(notebook: Notebook, cells: list[str]) -> None:
         notebook.run(index)
     board = Board(notebook.page)
     board.wait_for("view.painted > 0")
+    speed = board.panel("controls").get_by_label("Speed")
+    speed.select_option(SLOWLY)
     notebook.start(together)
     notebook.scroll_to(together)
     board.wait_for(f"{HALF_WAY} >= 2")
     board.wait_until_painted()
     notebook.page.screenshot(path=PICTURE)
+    speed.select_option(FULLY)
     notebook.finish(together)
+    for index in range(together + 1):
+        notebook.run(index)
     notebook.run(f"await llm.drain(); llm.trace.save({str(RECORDING)!r})")
     for path in (PICTURE, RECORDING):
         path.chmod(0o644)

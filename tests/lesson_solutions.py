@@ -29,7 +29,7 @@ agent.event("line").clear()
 @agent.coroutine
 async def think():
     opening = None if thinker.num_tokens else turns.answering
-    stream = llm.generate(opening, [prompt, notes, thinker], max_tokens=200)
+    stream = llm.generate(opening, [prompt, notes, thinker], max_tokens=260)
     async for line in stream.split("\\n\\n"):
         agent.event("line").set()
     return line
@@ -79,18 +79,17 @@ tried = picture(start)
 """,
     "04_an_input_arrives": """
 steps_before = llm.trace.num_steps
-mine = await sharded.run(llm, cases[:3], ks=(32,), routings=("after",), setup=Setup(summary=""))
+mine = await sharded.run(llm, cases[:3], ks=(64,), routings=("after",), setup=Setup(summary=""))
 """,
     "03_attention_and_states": """
 twice = llm.encode(" twice")[0]
 
 
-def look(token):
-    part = instruments.reading(token.step).part("thinker")
-    return part.weights_by_block[2][..., third.token_ids.index(twice)].max()
+def look(reading):
+    return reading.weights_by_block[2][..., third.token_ids.index(twice)].max()
 
 
-instruments.mark(max(tokens, key=look).step)
+instruments.mark(tokens[int(np.argmax([look(reading) for reading in readings]))].step)
 """,
     "06_probe": """
 for block in Agent(llm, "second monitor").blocks.values():
@@ -121,7 +120,7 @@ await asyncio.gather(move(), read([shared, lane]))
 pair = delegation(llm, question, at_once=2, name="two at once")
 
 results = await pair.start()
-print(cost(pair.blocks["prompt"]))
+print(results["call"], cost(pair.blocks["prompt"]), sep="\\n\\n")
 """,
     "09_interruptions": """
 begun, spoken = len(llm.trace), []

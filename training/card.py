@@ -103,10 +103,14 @@ counts. The interval is Wilson's, 95 %.
 
 - It knows the sentences of its tasks, in {vocab} word pieces. Other wordings, other units and larger numbers
   are beyond it, and it says something all the same.
-- Numbers are whole; without the calculator a quantity is {smallest} to {largest}. The longer a problem is,
-  the more there is to get wrong.
-- Where a line of its thinking refers to an older quantity, it often takes the value of the line before:
-  most of what it gets wrong in (a) is that. Its check reads the numbers of the problem, and does not see it.
+- Numbers are whole; without the calculator a quantity is {smallest} to {largest}, and a problem has six steps
+  at most. Each sentence follows from earlier ones, and the last quantity is asked for: it does not look
+  ahead, and goes on to the last one whatever the question says.
+- A correction gives one of the problem's numbers anew. One that says "three times" for "twice" is passed
+  over, and a check that has passed the number already does not come back to it.
+- It makes little of a text that begins unlike those of its tasks, such as a block that was written with
+  nothing before it. Two streams that write lines of one problem at the same time, each in sight of the
+  other's, may take a sign or a number from the wrong one.
 - Hardly any training text has more than 660 tokens; there are {positions} positions, but what it does far
   beyond that length was not looked at.
 - It was trained on nothing that people wrote. It has no facts, and it is no measure of what larger models do.

@@ -39,7 +39,7 @@ def delegation(
     opening: str = "Sub-question:",
     max_depth: int = 1,
     max_calls: int = 6,
-    max_tokens: int = 200,
+    max_tokens: int = 300,
     name: str = "delegation",
 ) -> Agent:
     """An agent with a coroutine "call", whose result is what the caller wrote, without the helpers' parts.

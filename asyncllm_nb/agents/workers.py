@@ -39,7 +39,9 @@ def workers(
 
     pieces: for each worker, how the pieces of its work begin: a headline, or the first words. They may have
         no end. If all get the same iterator, whoever is free takes the next one.
-    is_finished: of a piece as far as it is written, beginning included: is it complete?
+    is_finished: of a piece as far as it is written, beginning included: is it complete? A worker may read a
+        half-written piece just before its own. Where pieces are lines, let them begin with a break and not
+        end with one: then its own reads as a line there, too.
     is_answer: of a complete piece: does the answer stand now? Then all workers stop.
     conclusion: how the answer begins that is written behind the history when the workers have ended.
     max_tokens: most tokens of a piece, and of the answer.
