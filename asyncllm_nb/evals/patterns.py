@@ -59,11 +59,24 @@ class Pattern:
 # ---- the agents, in the formats of the bundled model ------------------------------------------------
 
 
+LONGEST = 400
+"""Tokens of a worker's piece, and of what is concluded, at most: it may redo everything."""
+
+
 def _workers(llm: AsyncLLM, task: Task, name: str) -> Agent:
-    # A chain each; the first words of each line say whose it is, and are given.
-    begins = [capital(entity) for entity in task.entities]
+    # A chain each; the first words of each line say whose it is, and are given as the model writes them.
+    verbs = [f" {task.domain.verbs}" if kind == "base" else ":" for kind in task.kinds]
+    begins = [f"\n\n{capital(entity)}{verb}" for entity, verb in zip(task.entities, verbs, strict=True)]
     pieces = [begins[: task.second], begins[task.second :]]
-    return workers(llm, task.text, pieces, conclusion="Together", name=name)
+    return workers(
+        llm,
+        task.text,
+        pieces,
+        is_finished=lambda piece: piece.endswith("."),
+        conclusion="\n\nTogether",
+        max_tokens=LONGEST,
+        name=name,
+    )
 
 
 def _thinker_writer(llm: AsyncLLM, task: Task, name: str) -> Agent:

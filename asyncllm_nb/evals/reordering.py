@@ -119,9 +119,7 @@ def _halves(text: _Text, problem: Problem) -> Iterator[Scene]:
         ("opening", "second", "first"),
         given,
     )
-    yield Scene(
-        "halves written apart", tokens, (begin, *apart), ("opening", "first", "second"), given
-    )
+    yield Scene("halves written apart", tokens, (begin, *apart), ("opening", "first", "second"), given)
 
 
 def _input(text: _Text, problem: Problem, rng: Random) -> Scene:
@@ -172,9 +170,7 @@ def _workers(text: _Text, problem: Problem) -> Scene:
         "other": text.said("".join(f"{Setup.paragraph}{said}" for said in problem.thinking[second:count])),
     }
     read = ("prompt", "one", "other")
-    turns = _in_turns(
-        (("prompt", "other", "one"), len(tokens["one"])), (read, len(tokens["other"]))
-    )
+    turns = _in_turns((("prompt", "other", "one"), len(tokens["one"])), (read, len(tokens["other"])))
     writes: tuple[Write, ...] = ((("prompt",), len(tokens["prompt"])), *turns)
     return Scene("two workers", tokens, writes, read, text.said(Setup.paragraph))
 
