@@ -21,6 +21,7 @@ from torch import Tensor
 
 from asyncllm_nb.kernels.gdn_chunk_triton import (
     CHUNK,
+    Before,
     ManyRows,
     Prepared,
     convolve_many_rows,
@@ -121,8 +122,8 @@ def by_tokens(layer: Layer) -> Pairs:
     return found
 
 
-def one_request(count: int, chunk: int = CHUNK) -> ManyRows:
-    """`count` rows of one request, behind nothing, in chunks of `chunk`; it writes slot 1."""
+def one_request(count: int) -> ManyRows:
+    """`count` rows of one request, in an empty block; it writes slot 1."""
 
     def number(values: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int32, device=GPU)
@@ -130,7 +131,7 @@ def one_request(count: int, chunk: int = CHUNK) -> ManyRows:
     def placed(rows: Tensor) -> Tensor:
         return number(torch.where(rows < 0, -4 - rows, rows))  # before the first: slot 0 of the pool
 
-    chunks = [*range(0, count, chunk), count]
+    chunks = [*range(0, count, CHUNK), count]
     return ManyRows(
         row=number(range(count)),
         windows=placed(torch.arange(count)[:, None] + torch.arange(-3, 1)),
@@ -142,13 +143,17 @@ def one_request(count: int, chunk: int = CHUNK) -> ManyRows:
     )
 
 
-def prepared(layer: Layer, count: int) -> tuple[Prepared, Callable[[], Tensor], Tensor]:
-    """What the chunked rule takes of the first `count` tokens, the rule, and the pair that it writes."""
+def prepared(
+    layer: Layer, count: int, is_behind: bool = False
+) -> tuple[Prepared, Callable[[], Tensor], Tensor]:
+    """What the chunked rule takes of the first `count` tokens, the rule, behind a state or behind
+    nothing, and the pair that it writes."""
     pairs, rows = memory(2)
     requests = one_request(count)
     made = convolve_many_rows(*layer, rows, requests, SIZES)
-    before = torch.zeros(1, HEADS, VALUE_DIM, KEY_DIM, device=GPU)
+    state = torch.zeros(1, HEADS, VALUE_DIM, KEY_DIM, device=GPU)
     empty = torch.zeros(1, dtype=torch.int32, device=GPU)
+    before = Before(state, empty + 1) if is_behind else None
     return made, lambda: gated_delta_many_rows(made, pairs, empty, before, requests), pairs[1]
 
 
@@ -189,8 +194,9 @@ def gpu_times(run: Callable[[], Tensor]) -> dict[str, float]:
 
 def beside_fla(layer: Layer, expected: Pairs) -> dict[str, Any]:
     """TIMED tokens by our chunks and by flash-linear-attention's, from the same prepared rows."""
-    made, ours, _ = prepared(layer, TIMED)
-    found: dict[str, Any] = {"ours_ms": gpu_times(ours)}
+    made, ours, _ = prepared(layer, TIMED, is_behind=True)  # as theirs is
+    first = prepared(layer, TIMED)[1]
+    found: dict[str, Any] = {"ours_ms": gpu_times(ours), "ours_behind_nothing_ms": gpu_times(first)}
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
     except ImportError:

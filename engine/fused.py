@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels.attention_triton import DeviceItems, attend, merge, padded_heads
 from ..kernels.gdn import state_after_chain
 from ..kernels.gdn_chunk_triton import (
+    Before,
     ManyRows,
     convolve_many_rows,
     gated_delta_many_rows,
@@ -145,7 +146,9 @@ class FusedDecoder:
                 eps,
             )
         if step.many is not None:
-            state = state_after_chain(pairs, step.fields["many_chain"])
+            before, chain = None, step.fields["many_chain"]
+            if chain.shape[1]:
+                before = Before(state_after_chain(pairs, chain), step.fields["many_length"])
             made = convolve_many_rows(
                 projected,
                 weights.conv,
@@ -155,7 +158,7 @@ class FusedDecoder:
                 step.many,
                 self._sizes,
             )
-            read = gated_delta_many_rows(made, pairs, step.fields["many_read"], state, step.many)
+            read = gated_delta_many_rows(made, pairs, step.fields["many_read"], before, step.many)
             gated_norm_rows(read, projected, weights.norm, step.many.row, out, config.conv_channels, eps)
         return out
 

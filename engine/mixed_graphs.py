@@ -49,7 +49,8 @@ def mixed_capacities(config: ModelConfig, rows: int, requests: int) -> Capacitie
             "many_read": (requests,),
             "many_write": (requests,),
             "many_kept": (requests, 3),
-            "many_chain": (requests, 1 + MAX_DEPTH),
+            "many_chain": (requests, MAX_DEPTH),
+            "many_length": (requests,),
         }
     return Capacities(shapes | dict([pages]))
 

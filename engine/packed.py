@@ -37,6 +37,7 @@ PADDING = {
     "many_read": 0,
     "many_write": 0,
     "many_chain": 0,
+    "many_length": 0,
 }
 """What stands behind the contents of fields that say where to write, or what a request reads: nowhere,
 nothing. Starts (of rows, of chunks) stay at their last number. Other fields keep what they had."""
@@ -127,7 +128,7 @@ def _describe_linear(batch: Batch) -> dict[str, Integers]:
     kept_new = _host(batch.kept_new)[many]
     chunks = -(-count[many] // CHUNK)
     first = np.cumsum(count[many]) - count[many]
-    read, write = _host(batch.read_slot)[many], _host(batch.write_slot)[many]
+    length = (chain[many] != 0).sum(1)
     return fields | {
         "many_row": rows,
         "many_windows": np.where(before < 0, pool, rows[:, None] + tap),
@@ -136,10 +137,11 @@ def _describe_linear(batch: Batch) -> dict[str, Integers]:
             np.repeat(first, chunks) + CHUNK * runs(0 * chunks, chunks), count[many].sum()
         ),
         "many_request_chunk": np.append(0, np.cumsum(chunks)),
-        "many_read": read,
-        "many_write": write,
+        "many_read": _host(batch.read_slot)[many],
+        "many_write": _host(batch.write_slot)[many],
         "many_kept": np.where(kept_new < 0, -1 - kept_old[many], kept_new),
-        "many_chain": np.column_stack((read, chain[many])),
+        "many_chain": chain[many][:, : length.max()],  # no columns: nothing stands before them
+        "many_length": length,
     }
 
 

@@ -2,16 +2,17 @@
 
 Knows rows, chunks and slots as integers. The meaning is that of `gdn.gated_delta_chunk`.
 
-Per chunk, with G the running sum of log decays, the written rows D solve a triangular system whose
-inverse T does not depend on the state:
+X is the written block's pair, Â above B̂. Per chunk, with G the running sum of log decays, the written
+rows D solve a triangular system whose inverse T does not depend on X, and with X as before the chunk
+and M = tril(Q Kᵀ exp(G_t − G_s)) rows read
 
-    D = T diag(β) W − T diag(β exp G) K Xᵀ,     X ← exp(G_end) X + Dᵀ diag(exp(G_end − G)) K
+    D = T diag(β) W − T diag(β exp G) K Xᵀ,     diag(exp G) Q Xᵀ + M D,
+    X ← exp(G_end) X + Dᵀ diag(exp(G_end − G)) K
 
-So T is formed for all chunks at once, and what is left to do one chunk after another are products
-with X. All products are float32 (three TF32 passes on a GPU count as that).
-
-What rows read is either given by a third part of X, the state S of the whole view, beside the pair's Â
-and B̂ (`gated_delta_many_rows`); or by the pair alone: o = S_before Â q + B̂ q (`gated_delta_two_parts`).
+So whatever is not a product with X is formed for all chunks at once, and three such products are left
+to do one chunk after another. They give [Â q; B̂ q], and a row reads o = S Â q + B̂ q, where S is the
+state before the written block: if there is one, that product is added for all chunks at once, too.
+All products are float32 (three TF32 passes on a GPU count as that).
 """
 
 from __future__ import annotations
@@ -28,28 +29,13 @@ from .gdn_triton import LayerSizes
 CHUNK = 32
 """Tokens that are taken at once."""
 
-ROWS = 32
+ROWS = 64
 """Rows of X that a program carries."""
 
 PREPARE_WARPS, PASS_WARPS = 2, 4
 
-
-class PassPlan(NamedTuple):
-    """How the rule is cut and launched on a GPU."""
-
-    chunk: int = CHUNK  # tokens; the requests' chunks are of as many
-    prepare_warps: int = PREPARE_WARPS
-    rows: int = ROWS  # of X, that a program carries
-    warps: int = PASS_WARPS
-    stages: int = 3  # of loads before their use
-    registers: int | None = None  # that a thread may have, at most
-    precision: str = "tf32x3"
-    # Of two parts only:
-    is_left: bool = True  # X is the left factor of its products, or the right one
-    is_stored: bool = True  # what TF32 leaves of the other factor is prepared, or computed in each program
-
-
-PLAN = PassPlan()
+PASS_STAGES = 1
+"""Loads are not begun ahead of their use: beside X and its split factors no registers are left for that."""
 
 
 class ManyRows(NamedTuple):
@@ -73,7 +59,7 @@ class Before(NamedTuple):
     """What lies before the written blocks of R requests."""
 
     state: Tensor  # [R, H, d_v, d_k] float32
-    exists: Tensor  # [R] int32: 0 where the state is zero, whatever stands in its place
+    blocks: Tensor  # [R] int32, how many; where 0, nothing is read of the state
 
 
 class Prepared(NamedTuple):
@@ -195,122 +181,58 @@ def _keep_rows(
 
 
 def gated_delta_many_rows(
-    made: Prepared,
-    pairs: Tensor,
-    read_slot: Tensor,
-    state: Tensor,
-    requests: ManyRows,
-    plan: PassPlan = PLAN,
+    made: Prepared, pairs: Tensor, read_slot: Tensor, before: Before | None, requests: ManyRows
 ) -> Tensor:
     """What n rows read through their views: float32 [n, H, d_v]. Writes the blocks' new pairs.
 
     `pairs` [slots, H, d_k + d_v, d_k] float32, read at `read_slot` [R] int32, written at the
-    requests' write slots. `state` [R, H, d_v, d_k] float32: after the view and the written block.
+    requests' write slots. `before` is None if all requests have nothing before their written blocks.
     """
     count, heads, value_dim = made.value.shape
-    key_dim = made.key.shape[-1]
-    new = made.value.new_empty
-    solved_keys, solved_values = new((count, heads, key_dim)), new((count, heads, value_dim))
-    mixing, decays = new((count, heads, plan.chunk)), new((2, count, heads))
-    sizes = _sizes(made, plan)
-    _prepare[(requests.chunk_start.shape[0] - 1, heads)](
-        *made, requests.chunk_start, solved_keys, solved_values, mixing, mixing, mixing, decays,
-        count, FOLDED=False, STORED=False, SLICE=32, num_warps=plan.prepare_warps, **sizes,
-    )  # fmt: skip
-    out = new((count, heads, value_dim))
-    a_blocks, b_blocks = triton.cdiv(key_dim, plan.rows), triton.cdiv(value_dim, plan.rows)
-    _pass[(a_blocks + 2 * b_blocks, heads, read_slot.shape[0])](
-        made.query, made.key, solved_keys, solved_values, mixing, decays, requests.chunk_start,
-        requests.request_chunk, pairs, read_slot, requests.write_slot, state, out, count,
-        HALF=max(16, triton.next_power_of_2(key_dim) // 2), A_BLOCKS=a_blocks, B_BLOCKS=b_blocks,
-        ROWS=plan.rows, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers, **sizes,
-    )  # fmt: skip
-    return out
-
-
-def gated_delta_two_parts(
-    made: Prepared,
-    pairs: Tensor,
-    read_slot: Tensor,
-    before: Before | None,
-    requests: ManyRows,
-    plan: PassPlan = PLAN,
-) -> Tensor:
-    """The same as `gated_delta_many_rows`, from what is `before` the written blocks. None: nothing."""
-    count, heads, value_dim = made.value.shape
-    key_dim = made.key.shape[-1]
+    key_heads, key_dim = made.key.shape[1:]
     chunks = requests.chunk_start.shape[0] - 1
     new = made.value.new_empty
-    pieces = 2 if plan.is_stored else 1
-    solved_keys, read_keys = (new((pieces, count, heads, key_dim)) for _ in range(2))
-    keys = new((2, *made.key.shape)) if plan.is_stored else made.key
+    solved_keys, read_keys = new((count, heads, key_dim)), new((count, heads, key_dim))
     solved_values, out = new((count, heads, value_dim)), new((count, heads, value_dim))
     decays = new((count, heads))
-    sizes = _sizes(made, plan)
+    sizes = {
+        "HEADS": heads, "KEY_HEADS": key_heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "CHUNK": CHUNK,
+    }  # fmt: skip
+    on_cpu = pairs.device.type == "cpu"
+    precision, of_a_pass = ("ieee", "ieee") if on_cpu else ("tf32x3", "tf32")
     _prepare[(chunks, heads)](
-        *made, requests.chunk_start, solved_keys, solved_values, read_keys, out, keys, decays, count,
-        FOLDED=True, STORED=plan.is_stored, SLICE=32, num_warps=plan.prepare_warps, **sizes,
+        *made, requests.chunk_start, solved_keys, solved_values, read_keys, out, decays,
+        SLICE=32, PRECISION=precision, num_warps=PREPARE_WARPS, **sizes,
     )  # fmt: skip
-    upper = None if before is None else new((count, heads, key_dim))
-    a_blocks, b_blocks = triton.cdiv(key_dim, plan.rows), triton.cdiv(value_dim, plan.rows)
-    _pass_two_parts[(a_blocks + b_blocks, heads, read_slot.shape[0])](
-        keys, solved_keys, solved_values, read_keys, decays, requests.request_start, pairs, read_slot,
-        requests.write_slot, read_slot if before is None else before.exists,
-        out if upper is None else upper, out, count,
-        HALF=max(16, triton.next_power_of_2(key_dim) // 2), A_BLOCKS=a_blocks, ROWS=plan.rows,
-        HAS_BEFORE=before is not None, IS_LEFT=plan.is_left, STORED=plan.is_stored,
-        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
-        **sizes | {"PRECISION": "ieee" if sizes["PRECISION"] == "ieee" else "tf32"},
+    upper = out if before is None else new((count, heads, key_dim))
+    blocks = read_slot if before is None else before.blocks
+    a_blocks, b_blocks = triton.cdiv(key_dim, ROWS), triton.cdiv(value_dim, ROWS)
+    _pass[(a_blocks + b_blocks, heads, read_slot.shape[0])](
+        made.key, solved_keys, solved_values, read_keys, decays, requests.request_start, pairs,
+        read_slot, requests.write_slot, blocks, upper, out,
+        HALF=max(16, triton.next_power_of_2(key_dim) // 2), A_BLOCKS=a_blocks, ROWS=ROWS,
+        HAS_BEFORE=before is not None, PRECISION=of_a_pass, num_warps=PASS_WARPS, num_stages=PASS_STAGES,
+        **sizes,
     )  # fmt: skip
     if before is not None:
         _add_before[(chunks, heads)](
-            upper, before.state, before.exists, requests.chunk_start, requests.request_chunk, out,
-            read_slot.shape[0], SLICE=32, BLOCK=triton.next_power_of_2(value_dim), num_warps=4, **sizes,
+            upper, before.state, before.blocks, requests.chunk_start, requests.request_chunk, out,
+            read_slot.shape[0], SLICE=32, BLOCK=triton.next_power_of_2(value_dim), PRECISION=precision,
+            num_warps=4, **sizes,
         )  # fmt: skip
     return out
 
 
-def _sizes(made: Prepared, plan: PassPlan) -> dict[str, int | str]:
-    """What all kernels of the rule are compiled for."""
-    on_cpu = made.value.device.type == "cpu"
-    return {
-        "HEADS": made.value.shape[1], "KEY_HEADS": made.key.shape[1], "KEY_DIM": made.key.shape[2],
-        "VALUE_DIM": made.value.shape[2], "CHUNK": plan.chunk,
-        "PRECISION": "ieee" if on_cpu else plan.precision,
-    }  # fmt: skip
-
-
 @triton.jit
-def _kept_by_tf32(x: tl.tensor) -> tl.tensor:
-    """`x` rounded to the 10 bits behind its first one, as a float32."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _store_keys(
-    target: tl.tensor, at: tl.tensor, x: tl.tensor, used: tl.tensor, distance: tl.tensor,
-    STORED: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store `x`; if STORED, what TF32 keeps of it, and the rest `distance` behind that."""
-    if STORED:
-        kept = _kept_by_tf32(x)
-        tl.store(target + distance.to(tl.int64) + at, x - kept, mask=used)
-        x = kept
-    tl.store(target + at, x, mask=used)
-
-
-@triton.jit(do_not_specialize=["count"])
 def _prepare(
     query: tl.tensor, key: tl.tensor, value: tl.tensor, log_decay: tl.tensor, beta: tl.tensor,
-    chunk_start: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, mixing: tl.tensor,
-    mixed_values: tl.tensor, keys: tl.tensor, decays: tl.tensor, count: tl.tensor,
+    chunk_start: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, read_keys: tl.tensor,
+    out: tl.tensor, decays: tl.tensor,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
-    FOLDED: tl.constexpr, STORED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """FOLDED: what rows read is X, as it is before the chunk, times rows that are put into `mixing`
-    [n, H, d_k], and `mixed_values` is added; and written rows have decayed to the chunk's end.
-    STORED: `solved_keys` and `mixing`, and the keys in `keys`, as what TF32 keeps of them and the rest."""
+    """Of a chunk, T diag(β exp G) K and T diag(β) W, decayed to its end; the rows that X is read with,
+    diag(exp G) Q − M T diag(β exp G) K; and, in `out`, M T diag(β) W, which is read beside."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
     token, element = tl.arange(0, CHUNK), tl.arange(0, SLICE)
@@ -340,9 +262,6 @@ def _prepare(
     until_end = tl.exp((last - total).to(tl.float32))
     mixed *= between
     tl.store(decays + place, since_start, mask=real)
-    if not FOLDED:
-        tl.store(decays + count * HEADS + place, until_end, mask=real)
-        tl.store(mixing + place[:, None] * CHUNK + token[None, :], mixed, mask=real[:, None])
 
     # Rows of the inverse of (I + system), one after the other.
     system = tl.where(token[:, None] > token[None, :], system * between * b[:, None], 0.0)
@@ -358,25 +277,18 @@ def _prepare(
         shared = k_row[:, None] + start + element[None, :]
         k = tl.load(key + shared, mask=used, other=0.0)
         solved = tl.dot(inverse, k * since_start[:, None], input_precision=PRECISION)
+        q = tl.load(query + shared, mask=used, other=0.0) * since_start[:, None]
+        q -= tl.dot(mixed, solved, input_precision=PRECISION)
         at = place[:, None] * KEY_DIM + start + element[None, :]
-        if FOLDED:
-            q = tl.load(query + shared, mask=used, other=0.0) * since_start[:, None]
-            q -= tl.dot(mixed, solved, input_precision=PRECISION)
-            _store_keys(mixing, at, q, used, count * (HEADS * KEY_DIM), STORED)
-            solved *= until_end[:, None]
-            if STORED:
-                first = used & (head % (HEADS // KEY_HEADS) == 0)
-                _store_keys(keys, shared, k, first, count * (KEY_HEADS * KEY_DIM), STORED)
-        _store_keys(solved_keys, at, solved, used, count * (HEADS * KEY_DIM), STORED)
+        tl.store(read_keys + at, q, mask=used)
+        tl.store(solved_keys + at, solved * until_end[:, None], mask=used)
     for start in range(0, VALUE_DIM, SLICE):
         used = real[:, None] & (start + element < VALUE_DIM)[None, :]
         at = place[:, None] * VALUE_DIM + start + element[None, :]
         v = tl.load(value + at, mask=used, other=0.0)
         solved = tl.dot(inverse, v, input_precision=PRECISION)
-        if FOLDED:
-            tl.store(mixed_values + at, tl.dot(mixed, solved, input_precision=PRECISION), mask=used)
-            solved *= until_end[:, None]
-        tl.store(solved_values + at, solved, mask=used)
+        tl.store(out + at, tl.dot(mixed, solved, input_precision=PRECISION), mask=used)
+        tl.store(solved_values + at, solved * until_end[:, None], mask=used)
 
 
 @triton.jit
@@ -388,88 +300,11 @@ def _rows_of(
     return tl.load(x + row[:, None] * width + element[None, :], mask=inside, other=0.0)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _pass(
-    query: tl.tensor, key: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor,
-    mixing: tl.tensor, decays: tl.tensor, chunk_start: tl.tensor, request_chunk: tl.tensor,
-    pairs: tl.tensor, read_slot: tl.tensor, write_slot: tl.tensor, state: tl.tensor,
-    out: tl.tensor, count: tl.tensor,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, HALF: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-    A_BLOCKS: tl.constexpr, B_BLOCKS: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
-    block, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    is_state = block >= A_BLOCKS + B_BLOCKS
-    is_kept = block < A_BLOCKS  # rows of Â: they get no values
-    first = tl.where(is_state, block - A_BLOCKS - B_BLOCKS, tl.where(is_kept, block, block - A_BLOCKS))
-    line = first * ROWS + tl.arange(0, ROWS)  # rows of X, counted in their part
-    exists = line < tl.where(is_kept, KEY_DIM, VALUE_DIM)
-    token = tl.arange(0, CHUNK)
-    left, right = tl.arange(0, HALF), HALF + tl.arange(0, HALF)  # X in two halves: fewer registers
-    PAIR: tl.constexpr = KEY_DIM + VALUE_DIM
-    offset = line + tl.where(is_kept, 0, KEY_DIM)
-    if is_state:
-        source = state + (request.to(tl.int64) * HEADS + head) * (VALUE_DIM * KEY_DIM)
-        offset = line
-    else:
-        slot = tl.load(read_slot + request).to(tl.int64)
-        source = pairs + (slot * HEADS + head) * (PAIR * KEY_DIM)
-    x_left = _rows_of(source, offset, left, KEY_DIM, exists)
-    x_right = _rows_of(source, offset, right, KEY_DIM, exists)
-    for chunk in range(tl.load(request_chunk + request), tl.load(request_chunk + request + 1)):
-        begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
-        row = (begin + token).to(tl.int64)
-        real = begin + token < end
-        place = row * HEADS + head
-        k_row = row * KEY_HEADS + head // (HEADS // KEY_HEADS)
-        v_place = place[:, None] * VALUE_DIM + line[None, :]
-        v_used = real[:, None] & exists[None, :]
-        # The written rows [CHUNK, ROWS].
-        written = tl.load(solved_values + v_place, mask=v_used & (block >= A_BLOCKS), other=0.0)
-        solved = _rows_of(solved_keys, place, left, KEY_DIM, real)
-        written = tl.dot(-solved, tl.trans(x_left), written, input_precision=PRECISION)
-        solved = _rows_of(solved_keys, place, right, KEY_DIM, real)
-        written = tl.dot(-solved, tl.trans(x_right), written, input_precision=PRECISION)
-        if is_state:
-            q = _rows_of(query, k_row, left, KEY_DIM, real)
-            read = tl.dot(q, tl.trans(x_left), input_precision=PRECISION)
-            q = _rows_of(query, k_row, right, KEY_DIM, real)
-            read = tl.dot(q, tl.trans(x_right), read, input_precision=PRECISION)
-            read *= tl.load(decays + place, mask=real, other=0.0)[:, None]
-            mixed = _rows_of(mixing, place, token, CHUNK, real)
-            read = tl.dot(mixed, written, read, input_precision=PRECISION)
-            tl.store(out + v_place, read, mask=v_used)
-        until_now = tl.load(decays + (end - 1).to(tl.int64) * HEADS + head)
-        until_end = tl.load(decays + count.to(tl.int64) * HEADS + place, mask=real, other=0.0)
-        written_t = tl.trans(written * until_end[:, None])
-        k = _rows_of(key, k_row, left, KEY_DIM, real)
-        x_left = tl.dot(written_t, k, x_left * until_now, input_precision=PRECISION)
-        k = _rows_of(key, k_row, right, KEY_DIM, real)
-        x_right = tl.dot(written_t, k, x_right * until_now, input_precision=PRECISION)
-    if not is_state:
-        slot = tl.load(write_slot + request).to(tl.int64)
-        exists = exists & (slot > 0)
-        target = pairs + (slot * HEADS + head) * (PAIR * KEY_DIM) + offset[:, None] * KEY_DIM
-        inside = exists[:, None] & (left < KEY_DIM)[None, :]
-        tl.store(target + left[None, :], x_left, mask=inside)
-        inside = exists[:, None] & (right < KEY_DIM)[None, :]
-        tl.store(target + right[None, :], x_right, mask=inside)
-
-
 @triton.jit
-def _keys_of(
-    x: tl.tensor, row: tl.tensor, element: tl.tensor, width: tl.constexpr, real: tl.tensor,
-    distance: tl.tensor, STORED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Rows as in `_rows_of`: what TF32 keeps of them, and the rest."""
-    kept = _rows_of(x, row, element, width, real)
-    if STORED:
-        rest = _rows_of(x + distance, row, element, width, real)
-    else:
-        whole = kept
-        kept = _kept_by_tf32(whole)
-        rest = whole - kept
-    return kept, rest
+def _split(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """What TF32 keeps of `x`, 10 bits behind the first one, and the rest."""
+    kept = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return kept, x - kept
 
 
 @triton.jit
@@ -483,33 +318,19 @@ def _product(
 
 
 @triton.jit
-def _seen_by(
-    keys: tl.tensor, keys_rest: tl.tensor, x: tl.tensor, x_rest: tl.tensor, IS_LEFT: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """X keysᵀ [ROWS, CHUNK] if IS_LEFT, else its transpose."""
-    if IS_LEFT:
-        seen = _product(x, x_rest, tl.trans(keys), tl.trans(keys_rest), PRECISION)
-    else:
-        seen = _product(keys, keys_rest, tl.trans(x), tl.trans(x_rest), PRECISION)
-    return seen
-
-
-@triton.jit(do_not_specialize=["count"])
-def _pass_two_parts(
-    keys: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, read_keys: tl.tensor,
+def _pass(
+    key: tl.tensor, solved_keys: tl.tensor, solved_values: tl.tensor, read_keys: tl.tensor,
     decays: tl.tensor, request_start: tl.tensor, pairs: tl.tensor, read_slot: tl.tensor,
-    write_slot: tl.tensor, has_before: tl.tensor, upper: tl.tensor, out: tl.tensor, count: tl.tensor,
+    write_slot: tl.tensor, blocks_before: tl.tensor, upper: tl.tensor, out: tl.tensor,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, HALF: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-    A_BLOCKS: tl.constexpr, ROWS: tl.constexpr, HAS_BEFORE: tl.constexpr, IS_LEFT: tl.constexpr,
-    STORED: tl.constexpr,
+    A_BLOCKS: tl.constexpr, ROWS: tl.constexpr, HAS_BEFORE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`upper` [n, H, d_k] gets Â q of requests that have something before them; to `out`, which holds what
-    rows of a chunk write for each other, what they read of B̂ is added."""
+    """`upper` [n, H, d_k] gets Â q of requests that have something before them; to `out`, what is read
+    beside X, B̂ q of X is added. PRECISION is that of one pass: factors are split once for all products."""
     block, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     is_upper = block < A_BLOCKS  # rows of Â: they get no values
-    line = tl.where(is_upper, block, block - A_BLOCKS) * ROWS + tl.arange(0, ROWS)  # in their half
+    line = tl.where(is_upper, block, block - A_BLOCKS) * ROWS + tl.arange(0, ROWS)  # in Â or in B̂
     exists = line < tl.where(is_upper, KEY_DIM, VALUE_DIM)
     token = tl.arange(0, CHUNK)
     left, right = tl.arange(0, HALF), HALF + tl.arange(0, HALF)  # X in two halves: fewer registers
@@ -523,45 +344,37 @@ def _pass_two_parts(
     target, width = out, tl.where(is_upper, KEY_DIM, VALUE_DIM)
     if HAS_BEFORE:
         if is_upper:
-            reads = tl.load(has_before + request) != 0
+            reads = tl.load(blocks_before + request) != 0
             target = upper
-    far, near = (count * (HEADS * KEY_DIM)).to(tl.int64), (count * (KEY_HEADS * KEY_DIM)).to(tl.int64)
     start, stop = tl.load(request_start + request), tl.load(request_start + request + 1)
     for begin in range(start, stop, CHUNK):
         real = begin + token < stop
         row = (begin + token).to(tl.int64)
         place = row * HEADS + head
         k_row = row * KEY_HEADS + head // (HEADS // KEY_HEADS)
-        if IS_LEFT:  # [ROWS, CHUNK]
-            at, used = place[None, :] * width + line[:, None], real[None, :] & exists[:, None]
-        else:  # [CHUNK, ROWS]
-            at, used = place[:, None] * width + line[None, :], real[:, None] & exists[None, :]
+        # What is written and what is read [ROWS, CHUNK].
+        at, used = place[None, :] * width + line[:, None], real[None, :] & exists[:, None]
         written = tl.load(solved_values + at, mask=used & (block >= A_BLOCKS), other=0.0)
         read = tl.load(out + at, mask=used & (block >= A_BLOCKS), other=0.0)
-        x = _kept_by_tf32(x_left)
-        rest = x_left - x
-        k, k_rest = _keys_of(solved_keys, place, left, KEY_DIM, real, far, STORED)
-        written -= _seen_by(k, k_rest, x, rest, IS_LEFT, PRECISION)
-        q, q_rest = _keys_of(read_keys, place, left, KEY_DIM, real, far, STORED)
+        x, rest = _split(x_left)
+        k, k_rest = _split(_rows_of(solved_keys, place, left, KEY_DIM, real))
+        written -= _product(x, rest, tl.trans(k), tl.trans(k_rest), PRECISION)
+        q, q_rest = _split(_rows_of(read_keys, place, left, KEY_DIM, real))
         if reads:
-            read += _seen_by(q, q_rest, x, rest, IS_LEFT, PRECISION)
-        x = _kept_by_tf32(x_right)
-        rest = x_right - x
-        k, k_rest = _keys_of(solved_keys, place, right, KEY_DIM, real, far, STORED)
-        written -= _seen_by(k, k_rest, x, rest, IS_LEFT, PRECISION)
-        q, q_rest = _keys_of(read_keys, place, right, KEY_DIM, real, far, STORED)
+            read += _product(x, rest, tl.trans(q), tl.trans(q_rest), PRECISION)
+        x, rest = _split(x_right)
+        k, k_rest = _split(_rows_of(solved_keys, place, right, KEY_DIM, real))
+        written -= _product(x, rest, tl.trans(k), tl.trans(k_rest), PRECISION)
+        q, q_rest = _split(_rows_of(read_keys, place, right, KEY_DIM, real))
         if reads:
-            read += _seen_by(q, q_rest, x, rest, IS_LEFT, PRECISION)
+            read += _product(x, rest, tl.trans(q), tl.trans(q_rest), PRECISION)
             tl.store(target + at, read, mask=used)
-        if not IS_LEFT:
-            written = tl.trans(written)
-        w = _kept_by_tf32(written)
-        rest = written - w
+        w, rest = _split(written)
         last = (tl.minimum(begin + CHUNK, stop) - 1).to(tl.int64)
         until_now = tl.load(decays + last * HEADS + head)
-        k, k_rest = _keys_of(keys, k_row, left, KEY_DIM, real, near, STORED)
+        k, k_rest = _split(_rows_of(key, k_row, left, KEY_DIM, real))
         x_left = x_left * until_now + _product(w, rest, k, k_rest, PRECISION)
-        k, k_rest = _keys_of(keys, k_row, right, KEY_DIM, real, near, STORED)
+        k, k_rest = _split(_rows_of(key, k_row, right, KEY_DIM, real))
         x_right = x_right * until_now + _product(w, rest, k, k_rest, PRECISION)
     slot = tl.load(write_slot + request).to(tl.int64)
     exists = exists & (slot > 0)
@@ -574,19 +387,19 @@ def _pass_two_parts(
 
 @triton.jit(do_not_specialize=["requests"])
 def _add_before(
-    upper: tl.tensor, state: tl.tensor, has_before: tl.tensor, chunk_start: tl.tensor,
+    upper: tl.tensor, state: tl.tensor, blocks_before: tl.tensor, chunk_start: tl.tensor,
     request_chunk: tl.tensor, out: tl.tensor, requests: tl.tensor,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     SLICE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out += S_before Â q, a chunk's rows at once."""
+    """out += S Â q, a chunk's rows at once."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
     request = chunk * 0  # the last one that begins with this chunk or before it
     for number in range(1, requests):
         request += (tl.load(request_chunk + number) <= chunk).to(tl.int32)
-    exists = tl.load(has_before + request) != 0
+    exists = tl.load(blocks_before + request) != 0
     if exists & (begin < end):
         token, element, line = tl.arange(0, CHUNK), tl.arange(0, SLICE), tl.arange(0, BLOCK)
         real, place = begin + token < end, (begin + token).to(tl.int64) * HEADS + head

@@ -235,7 +235,7 @@ def _advance(
     before = tl.maximum(before, tl.max(tl.where(is_above, sums, before)))
     if (phase < DONE) & (high - low <= 1):
         each = _probability(low)
-        missing = (target - before) / each
+        missing = (target - before) / tl.where(low > 0, each, 1.0)  # not of tokens that have no probability
         if phase == TOP_K:
             limit = tl.maximum(low, 1)
             limit_count = tl.where(low > 0, target - before, ALL_EQUALS)

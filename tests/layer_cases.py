@@ -39,6 +39,7 @@ ATTENTION_CASES: dict[str, list[Case]] = {
 }
 DELTA_CASES = ATTENTION_CASES | {
     "chunks of many rows": [([9, 2], 70), ([0], 33), ([4, 4], 1), ([5, 0, 0], 2)],
+    "nothing before many rows": [([0], 33), ([9, 2], 1), ([0, 5], 2)],
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 

@@ -1,4 +1,4 @@
-"""Observations of runs, by pattern and way, kept in a file and shown as a table. Knows numbers and strings."""
+"""Observations of runs, by pattern and way, kept in a file and shown as a table. Knows numbers and text."""
 
 from __future__ import annotations
 
