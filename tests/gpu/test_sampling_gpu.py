@@ -101,7 +101,8 @@ def test_sample_all_in_a_graph(vocab: int, rows: int) -> None:
         logits[:rows] = drawn.bfloat16() if turn % 2 else drawn
         options[:rows] = table(chosen, logits.device)
         graph.replay()
-        assert decided.tolist() == [True] * rows + [False]
+        # A vocabulary that is no longer than the beginning is sorted whole: nothing is left to say of NaN.
+        assert decided.tolist() == [True] * rows + [vocab <= sampling.BEGINNING]
         num_rounded += assert_drawn(ids[:rows], logits[:rows].clone(), chosen)
     print(f"{num_rounded} of {20 * rows} draws at a border")
     assert num_rounded <= 2 + rows // 4
