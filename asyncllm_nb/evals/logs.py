@@ -7,6 +7,9 @@ Knows the public API and the logs of `asyncllm_nb.tasks`. Views (the last block 
     log                 the rule and the lines so far; the user's turn stays open
     log thinker         closes the turn, explains line by line, and sees new lines as they come
 
+The thinker's words on a line begin with the line, which is given: a model may take the log to have ended
+where it ended when it began to think, and would close its thoughts there.
+
 Time is counted in forward passes. A line is due after every `pace` tokens of the thinker. The *watcher*
 encodes it and asks "Warn?" by a probe. The *sequential* loop waits for the last line, then writes an
 explanation of each, and warns in it.
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..tasks.logs import QUESTION, Log, make_log
+from ..tasks.pieces import BREAK
 from .commands import Progress, at_least_one, engine_of, model_arguments, model_name, run_command
 from .dealing import Tell, each, gather
 from .files import read_json, write_json
@@ -242,10 +246,10 @@ class _OneLog:
         await self.llm.forward(self.opening(), [log], logits="none")
         due = asyncio.Queue[int | None]()  # for each line, the passes made when it was due
         due.put_nowait(None)
-        started = asyncio.Event()
+        arrived = asyncio.Queue[str]()
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self.watch(log, due, started))
-            group.create_task(self.explain(log, thinker, due, started))
+            watching = group.create_task(self.watch(log, due, arrived))
+            group.create_task(self.explain(log, thinker, due, arrived))
         count = self.passes.of(log)
         self.passes.forget(log)
         for block in (log, thinker):
@@ -253,7 +257,7 @@ class _OneLog:
         return watching.result(), count
 
     async def watch(
-        self, log: CacheBlock, due: asyncio.Queue[int | None], started: asyncio.Event
+        self, log: CacheBlock, due: asyncio.Queue[int | None], arrived: asyncio.Queue[str]
     ) -> list[Line]:
         """Encode each line when it is due, and ask behind it."""
         found = []
@@ -262,28 +266,38 @@ class _OneLog:
             if since is None:  # now
                 since = self.passes.of(log)
             await self.llm.forward(self.llm.encode(text + "\n", control=False), [log], logits="none")
-            started.set()
+            arrived.put_nowait(text)
             chances = await self.llm.probe(QUESTION, [log], CHOICES)
             warned = chances[CHOICES[0]] > chances[CHOICES[1]]
             found.append(self.line(index, "watcher", warned, self.passes.of(log) - since))
         return found
 
     async def explain(
-        self, log: CacheBlock, thinker: CacheBlock, due: asyncio.Queue[int | None], started: asyncio.Event
+        self,
+        log: CacheBlock,
+        thinker: CacheBlock,
+        due: asyncio.Queue[int | None],
+        arrived: asyncio.Queue[str],
     ) -> None:
-        """Explain the lines so far while others come. When it has ended, each that is left is due as soon as
-        the one before has been answered."""
-        await started.wait()
-        stop = self.frame.think_end or ()
-        left = len(self.log.lines) - 1
-        thoughts = self.llm.generate(
-            self.frame.turns.answering, [log, thinker], stop=stop, max_tokens=self.most, name="explain"
-        )
-        async for _ in thoughts:
-            if left and len(thoughts.token_ids) % self.pace == 0:
-                due.put_nowait(self.passes.of(log))
-                left -= 1
-        for _ in range(left):
+        """Explain one line after the other while more come. Where it has explained all that are due, the next
+        one is due at once; when it has no tokens left, each is, as soon as the one before was answered."""
+        lines, told, num_due = self.log.lines, 0, 1
+        for index in range(len(lines)):
+            if told >= self.most:
+                break
+            if num_due == index:
+                due.put_nowait(None)
+                num_due += 1
+            begun = self.llm.encode(BREAK) if index else self.llm.encode(self.frame.turns.answering)
+            begun += self.llm.encode(f"{await arrived.get()}:", control=False)
+            most = self.most - told
+            words = self.llm.generate(begun, [log, thinker], stop=".", max_tokens=most, name="explain")
+            async for _ in words:
+                told += 1
+                if told % self.pace == 0 and num_due < len(lines):
+                    due.put_nowait(self.passes.of(log))
+                    num_due += 1
+        for _ in range(num_due, len(lines)):
             due.put_nowait(None)
 
     # ---- everything first -----------------------------------------------------------------------
