@@ -178,7 +178,7 @@ def device_lines() -> Iterator[Line]:
 def no_gpu_line(cuda_build: str | None) -> Line:
     """No GPU: nothing is wrong with that, unless there is one that torch cannot use."""
     if cuda_build is None:
-        return Line("GPU", "ok", "none, and torch is a build for the CPU; smollm2 is made for that")
+        return Line("GPU", "ok", "none, and torch is a build for the CPU, as the small models want")
     fix = "if this machine has an NVIDIA GPU: nvidia-smi says whether its driver works"
     return Line("GPU", "note", f"none that torch (for CUDA {cuda_build}) can use", fix)
 

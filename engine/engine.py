@@ -193,7 +193,8 @@ class Engine:
         if self.paused and cell not in self._told_paused:
             self._told_paused.add(cell)
             print(
-                f"This cell waits for engine {self.name!r}, which is paused: call resume(), or step().",
+                f"This cell waits for engine {self.name!r}, which is paused: call resume() or step(), "
+                "or press Run.",
                 file=sys.stderr,
             )
 

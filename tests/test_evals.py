@@ -278,6 +278,8 @@ def test_result_draws_a_curve_for_each_routing() -> None:
     assert curve.error_y.array[0] == pytest.approx(high - 1 / 3)
     assert curve.error_y.arrayminus[0] == pytest.approx(1 / 3 - low)
     assert figure.layout.xaxis.type == "category"
+    assert curve.marker.size > figure.data[1].marker.size, "a curve below another one shows"
+    assert curve.line.width > figure.data[1].line.width
 
 
 def test_table_escapes_html() -> None:
@@ -312,7 +314,7 @@ def test_differing_names_the_problems() -> None:
         ({"scoring": "exact"}, "scoring must be one of integer, boxed"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"problems": []}, "there are no problems"),
-        ({"problems": [Case("p", "c", "1", "2", "x")] * 2}, "two problems have the same id"),
+        ({"problems": [Case("p", "c", "1", "2", "x")] * 2}, "two problems have the id 'x': give each one"),
         ({"problems": [("p", "c", "1", r"\frac12")]}, "problem 0: the answer .* is no whole number"),
         ({"problems": [("p", "c", "1,000", "1000")], "scoring": "boxed"}, "the same to the scoring 'boxed'"),
     ],
@@ -362,6 +364,9 @@ async def test_run_says_when_blocks_are_too_few() -> None:
         with pytest.raises(ValueError, match=r"12 problems .* 72 slots .* 64: .* of 10, .*max_blocks=72"):
             await sharded.run(llm, arithmetic_cases(12), [None], setup=SHORT)
         assert llm.trace.num_steps == 0
+    async with engine(max_blocks=5) as llm:
+        with pytest.raises(ValueError, match="1 problems .* has 5: make the engine with max_blocks=6"):
+            await sharded.run(llm, arithmetic_cases(1), [None], setup=SHORT)
 
 
 async def test_run_that_fails_raises_what_failed() -> None:
@@ -414,6 +419,9 @@ def test_sharded_command_writes_a_result_and_goes_on_with_it(
     with pytest.raises(SystemExit):
         sharded.main([*command, "--seed", "5"])
     assert "start a new file" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        sharded.main([*command, "--max-answer", "4"])
+    assert "other settings (max_answer: 3, now 4)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_sharded_command_reads_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -423,7 +431,17 @@ def test_sharded_command_reads_a_dataset(tmp_path: Path, capsys: pytest.CaptureF
     result = Result.from_json(tmp_path / "r.json")
     assert [run.case for run in result.runs] == ["1", "two"]
     assert result.settings["scoring"] == "boxed"
-    assert "after" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "after" in told
+    assert "No answer was found by --scoring boxed" in told, "a random model boxes nothing"
+
+
+def test_sharded_command_refuses_a_folder_for_the_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        sharded.main(["--plot", str(tmp_path), "--model", "nonsense"])
+    assert "is a folder: give the name of an HTML file" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_sharded_command_explains_a_wrong_k(capsys: pytest.CaptureFixture[str]) -> None:
@@ -466,6 +484,9 @@ def test_command_help_names_the_fields_of_a_dataset(capsys: pytest.CaptureFixtur
 
 def test_progress_tells_the_rest_from_its_own_speed(capsys: pytest.CaptureFixture[str]) -> None:
     """What an earlier evaluation has made took none of this one's time."""
+    few = Progress(25, 4, seconds=0)
+    few.one_more()
+    assert capsys.readouterr().err == "5 of 25 runs\n", "one of 21 tells nothing of the rest"
     saved: list[int] = []
     progress = Progress(25, 10, save=lambda: saved.append(progress.done), seconds=50)
     progress.began -= 60

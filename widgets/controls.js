@@ -47,8 +47,10 @@ export const controlWords = (entry, label = entry.command) => `${label}: ${entry
 
 /** Why a control may have to wait, once one has waited for long; else "". */
 export function lateWords({ link, store }) {
-  const late = link?.controls.some((entry) => entry.status === "queued" && Date.now() - entry.asked > LATE);
-  return late ? `Still queued. ${store.meta.kernel_note || ""}` : "";
+  const late = link?.controls.filter((entry) => entry.status === "queued" && Date.now() - entry.asked > LATE) ?? [];
+  if (!late.length) return "";
+  const waits = store.live.paused && late.every((entry) => entry.command === "say"); // to be encoded, in a step
+  return `Still queued. ${waits ? "A message is written at the next step: press Run or Step." : store.meta.kernel_note || ""}`;
 }
 
 /** Keys pressed inside of an element are its own: the notebook has keys, too. */

@@ -20,6 +20,9 @@ export function signed(value) {
   return [...colour, 255 * Math.min(1, Math.abs(value))];
 }
 
+/** The same, with the root of a value as its strength: a few large values leave the others to be seen. */
+export const signedRoot = (value) => signed(Math.sign(value) * Math.sqrt(Math.abs(value)));
+
 const LEVELS = 255; // as many strengths as a pixel can have, on either side of zero
 
 /** The colours of −1 … 1 as whole pixels: calling colourOf for each of them would be most of the time. */

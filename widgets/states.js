@@ -1,7 +1,7 @@
 // GDN states: the state of a coroutine's view in one layer, head by head, what each block has left in it, and
 // how much of the past each block lets through. Knows "states" and "norms" (readings.js) and the state.
 
-import { frameBox, makeSelect, paintHeat, signed, strength } from "./heat.js";
+import { frameBox, makeSelect, paintHeat, signedRoot, strength } from "./heat.js";
 import { blockColour, blockMark, fit, h, setText } from "./palette.js";
 import { keptWords, range, readingOrAsk, readingsOf, requestsWith, unpackState, unpackTable } from "./readings.js";
 import { PANELS } from "./shell.js";
@@ -75,7 +75,7 @@ function drawStateMaps(found, row, shift, ctx) {
       const at = found.first - shift + head;
       const box = { x: STATE_LABEL + head * (side + 4), y, width: side, height: side };
       const state = unpackState(row, index < blocks ? index : null, at);
-      paintHeat(context, box, values, keys, (v, k) => state[v * keys + k], signed);
+      paintHeat(context, box, values, keys, (v, k) => state[v * keys + k], signedRoot);
       frameBox(context, box, theme.line);
       if (index === 0) context.fillText(`head ${found.first + head}`, box.x, 10, side);
     }
@@ -142,7 +142,8 @@ PANELS.push({
       drawStateMaps(found, reading.row, reading.row.from ?? 0, ctx);
       Object.assign(local, { drawn: key, row: reading.row, sizes: sizesOf(reading.row) });
     }
-    setText(local.note, this.summary(state, ctx) + keptWords(ctx));
+    const strengths = reading ? " · an entry's colour is as strong as its root" : "";
+    setText(local.note, this.summary(state, ctx) + strengths + keptWords(ctx));
     for (const canvas of [local.maps, local.norms]) canvas.setAttribute("aria-label", this.summary(state, ctx));
   },
   summary(state, ctx) {

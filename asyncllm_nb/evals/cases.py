@@ -110,7 +110,8 @@ def _parse(line: str, number: int, where: str) -> Case:
     answers = [_answer(fields.get(name), name, where) for name in ("answer_before", "answer_after")]
     if answers[0] == answers[1]:
         raise ValueError(
-            f"{where}: field 'answer_before' equals 'answer_after', so nothing could be told from them"
+            f"{where}: field 'answer_before' equals 'answer_after', so nothing could be told from them: "
+            "leave the line out"
         )
     assert answers[1] is not None
     name = str(fields.get("id", number))

@@ -51,8 +51,14 @@ class Progress:
         self.last = now
         if self.save is not None:
             self.save()
-        left = (self.total - self.done) * (now - self.began) / (self.done - self.before)
-        print(f"{self.done} of {self.total} runs, {left:.0f} s left", file=sys.stderr, flush=True)
+        print(f"{self.done} of {self.total} runs{self._left(now)}", file=sys.stderr, flush=True)
+
+    def _left(self, now: float) -> str:
+        """ ", 40 s left"; "" while so few are made that most of the time went into starting."""
+        made, left = self.done - self.before, self.total - self.done
+        if left and 20 * made < self.total - self.before:
+            return ""
+        return f", {left * (now - self.began) / made:.0f} s left"
 
 
 def at_least_one(text: str) -> int:
@@ -100,7 +106,12 @@ def common_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--problems", type=at_least_one, help="default: 300, or all of the dataset")
     parser.add_argument("--dataset", type=Path, help="JSON lines; its fields: see below")
     parser.add_argument("--seed", type=int, default=0, help="of the made-up problems")
-    parser.add_argument("--scoring", choices=SCORINGS, help="default: integer, or boxed for a dataset")
+    parser.add_argument(
+        "--scoring",
+        choices=SCORINGS,
+        help="what an answer is: the last whole number, or what stands in \\boxed{}; default: integer, or "
+        "boxed for a dataset",
+    )
     parser.add_argument("--concurrency", type=at_least_one, default=32, help="at a time, in each process")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
     parser.add_argument("--max-blocks", type=int, help="slots of the engine, for a larger concurrency")

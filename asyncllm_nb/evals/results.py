@@ -148,15 +148,17 @@ class Result:
         places = [str(k) for k in self.ks] + (["never"] if control else [])
         figure = go.Figure()
         curves = (
-            ("before the thinking", "circle"),
-            ("behind the thinking so far", "square"),
-            ("to the writer only", "diamond"),
-        )
-        for routing, (name, symbol) in zip(ROUTINGS, curves, strict=True):
+            ("before the thinking", "circle", 14, 5),
+            ("behind the thinking so far", "square", 10, 3),
+            ("to the writer only", "diamond", 6, 1.5),
+        )  # each thinner than the one below it, for they often lie on one another
+        for routing, (name, symbol, size, width) in zip(ROUTINGS, curves, strict=True):
             if routing in self.routings:
                 ks: list[int | None] = [*self.ks, *([None] if control else [])]
                 shares = [self.share(routing, k) for k in ks]
-                figure.add_trace(_curve(go, name, symbol, places, shares, "lines+markers"))
+                curve = _curve(go, name, symbol, places, shares, "lines+markers")
+                curve.update(marker_size=size, line_width=width, error_y_thickness=width / 2)
+                figure.add_trace(curve)
         if control:
             right = [self.share("never", None, "before")]
             name = "nowhere: the answer before"

@@ -9,6 +9,10 @@ Knows what is run, and how many runs share one engine. One run is `protocol`, wh
 For each problem, each k and each routing a thinker and a writer run at once; a correction arrives when the
 thinker has made k tokens, and everything computed stays. An evaluation that was stopped goes on where its
 file ends.
+
+In the first table "after" is the share of answers that are right with the correction, "before" of those that
+are right without it. "Taken up": the thinking's own conclusion is the answer after. "Arrived": the correction
+came before the thinking had ended; otherwise it was never said. The second one has means over the runs.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -69,8 +74,9 @@ class Plan:
         scoring = _scoring(scoring)
         _check(ks, routings)
         cases = [replace(case, id=case.id or str(index)) for index, case in enumerate(cases)]
-        if len({case.id for case in cases}) < len(cases):
-            raise ValueError("two problems have the same id")
+        twice = [name for name, times in Counter(case.id for case in cases).items() if times > 1]
+        if twice:
+            raise ValueError(f"two problems have the id {twice[0]!r}: give each one of its own, or none")
         _check_answers(cases, scoring)
         return Plan(tuple(cases), tuple(ks), tuple(routings), setup or Setup(), scoring)
 
@@ -234,18 +240,26 @@ def _check_answers(cases: Iterable[Case], scoring: Scoring) -> None:
 def _check_slots(llm: AsyncLLM, together: int) -> None:
     slots, needed = llm.stats()["slots"], SLOTS * together
     if 0 < slots < needed:
+        fewer = f"ask for a concurrency of {slots // SLOTS}, or " if slots >= SLOTS else ""
         raise ValueError(
-            f"{together} problems at a time need {needed} slots and the engine has {slots}: ask for a "
-            f"concurrency of {max(1, slots // SLOTS)}, or make the engine with max_blocks={needed}"
+            f"{together} problems at a time need {needed} slots and the engine has {slots}: {fewer}make the "
+            f"engine with max_blocks={needed}"
         )
 
 
 def check_same(done: Any, wanted: Any) -> None:
     """Raise ValueError that names what differs between the settings of two results."""
+    done, wanted = _flat(done), _flat(wanted)
     differ = [name for name in wanted if done.get(name) != wanted[name]]
     if differ:
         pairs = "; ".join(f"{name}: {done.get(name)!r}, now {wanted[name]!r}" for name in differ)
         raise ValueError(f"the result was made with other settings ({pairs}): start a new file")
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of "setup" beside the others, so that a message names the few that differ."""
+    others = {name: value for name, value in settings.items() if name != "setup"}
+    return {**others, **settings.get("setup", {})}
 
 
 # ---- the command line -------------------------------------------------------------------------------
@@ -292,13 +306,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = commands.common_parser("sharded", __doc__)
     parser.add_argument("--out", type=Path, help="JSON file; one that is there is continued")
     parser.add_argument("--ks", type=commands.parse_ks, default=list(KS), help="as in 0,16,never")
-    parser.add_argument("--routing", action="append", choices=ROUTINGS, help="may be given several times")
+    parser.add_argument(
+        "--routing",
+        action="append",
+        choices=ROUTINGS,
+        help="where it goes: before the thinking, after the thinking so far, or to the writer only; may be "
+        "given several times, default: all three",
+    )
     parser.add_argument("--plot", type=Path, help="write the curve as an HTML page")
     options = parser.parse_args(arguments)
     if options.plot is not None:
+        if options.plot.is_dir():  # said before the work, not after it
+            parser.error(f"--plot {options.plot} is a folder: give the name of an HTML file")
         options.plot.parent.mkdir(parents=True, exist_ok=True)
     result = commands.run_command(parser, lambda: _main(options))
     print(result.table(), result.work_table(), sep="\n\n")
+    if all(run.outcome == "unfinished" for run in result.runs):
+        print(
+            f"\nNo answer was found by --scoring {result.settings['scoring']}: see --help for what it wants, "
+            "--out for what was answered, and whether --max-thinking and --max-answer leave room for it."
+        )
     if options.plot is not None:
         result.plot().write_html(options.plot)
 

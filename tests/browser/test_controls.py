@@ -166,6 +166,23 @@ def test_say(board: Board, notebook: Notebook) -> None:
     assert "".join(texts) == "".join(messages)
 
 
+def test_a_message_to_a_paused_engine_says_what_it_waits_for(board: Board) -> None:
+    board.press("pause")
+    board.wait_until_answered()
+    panel = board.panel("controls")
+    panel.get_by_label("Block that gets the message").select_option(label="inbox")
+    field = panel.get_by_label("Message", exact=True)
+    field.fill("so")
+    field.press("Enter")
+    panel.get_by_text("A message is written at the next step: press Run or Step.").wait_for()
+    board.press("step")
+    board.wait_until_answered()
+    assert "say done 2 tokens in inbox" in board.answers()[-2:]
+    panel.get_by_text("Still queued.").wait_for(state="hidden")
+    board.press("run")
+    board.wait_until_answered()
+
+
 def test_mark(board: Board) -> None:
     before = len(board.records("mark"))
     mark = board.panel("scrubber").get_by_label("Mark this step")

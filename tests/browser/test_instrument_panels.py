@@ -78,6 +78,7 @@ def test_shares_are_recorded_while_the_panel_is_on_screen(looked: Looked) -> Non
 def test_the_state_of_now_is_asked_for(looked: Looked) -> None:
     last = looked.kernel("llm.trace.steps[-1].number")
     looked.wait_for_words("states", f"answering, layer 0, state at step {last}; size left by: rules ")
+    looked.board.panel("states").get_by_text("an entry's colour is as strong as its root").wait_for()
     layer = looked.board.panel("states").get_by_label("layer", exact=True)
     layer.select_option("4")
     looked.board.wait_for("view.choices['states.layer'] === '4'")
