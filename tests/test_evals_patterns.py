@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch, most: int = 5) -> None:
         )
 
         def shorter(*args: Any, agent: Any = agent, limits: dict[str, int] = limits, **kwargs: Any) -> Any:
-            return agent(*args, **limits, **kwargs)
+            return agent(*args, **kwargs | limits)
 
         monkeypatch.setattr(patterns, name, shorter)
 
