@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from asyncllm_nb import AsyncLLM
+from asyncllm_nb.evals.machine import describe
 from asyncllm_nb.models import resolve
 
-from . import machine, table
+from . import table
 from .decoding import Transformers, compare_decoding, compare_prefill, compare_views
 from .lagging import loop_lag
 from .sharing import compare_sharing, make_job
@@ -62,7 +63,7 @@ QUICK = Sizes(1, (1, 2, 8), 7, 20, (33,), 1, 0.5, 60)
 async def measure(model: str, sizes: Sizes) -> dict[str, Any]:
     """All results of one run."""
     folder = resolve(model)
-    results: dict[str, Any] = {"machine": machine.describe(), "model": Path(model).name}
+    results: dict[str, Any] = {"machine": describe(), "model": Path(model).name}
     say("the first token in new processes")
     started = await compare_first_token(folder, model, rounds=sizes.starts)
     results["first_token"] = {

@@ -19,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from asyncllm_nb.evals.machine import describe
 from asyncllm_nb.widgets import dashboard
 from asyncllm_nb.widgets.base import Widget
 from asyncllm_nb.widgets.bundle import bundle, style
 
-from .machine import describe
 from .rounds import percentile
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -14,14 +14,11 @@ export const strength = (colour) => {
   return (value) => [red, green, blue, 255 * Math.min(1, Math.max(0, value))];
 };
 
-/** −1 … 1 as blue … nothing … orange. */
-export function signed(value) {
+/** −1 … 1 as blue … nothing … orange, as strong as its root: a few large values leave the others to be seen. */
+export function signedRoot(value) {
   const colour = value < 0 ? NEGATIVE : POSITIVE;
-  return [...colour, 255 * Math.min(1, Math.abs(value))];
+  return [...colour, 255 * Math.min(1, Math.sqrt(Math.abs(value)))];
 }
-
-/** The same, with the root of a value as its strength: a few large values leave the others to be seen. */
-export const signedRoot = (value) => signed(Math.sign(value) * Math.sqrt(Math.abs(value)));
 
 const LEVELS = 255; // as many strengths as a pixel can have, on either side of zero
 

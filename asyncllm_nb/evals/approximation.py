@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .commands import Progress, at_least_one, device_of, model_arguments, model_name, run_command
-from .dealing import Tell, each, gather
+from .commands import at_least_one, device_of, gathered, model_arguments, model_name, run_command
+from .dealing import Tell, each
 from .divergence import Divergence, Result
 from .machine import describe
 from .reordering import Scene, make_scenes
@@ -228,15 +227,8 @@ def _main(options: argparse.Namespace) -> Result:
     settings = {"model": model_name(options.model)}
     settings |= {name: getattr(options, name) for name in ("problems", "length", "seed")}
     result = Result(settings, machine=describe(options.processes))
-    found: list[Found] = []
-    progress = Progress((1 if options.as_written else 2) * options.problems)
-
-    def add(one: Found) -> None:
-        found.append(one)
-        progress.one_more()
-
-    gather(partial(_work, options), range(options.problems), options.processes, add)
-    result.runs = _in_order(found)
+    boundaries = 1 if options.as_written else 2
+    result.runs = _in_order(gathered(options, _work, options.problems, boundaries * options.problems))
     if options.out is not None:
         result.to_json(options.out)
     return result

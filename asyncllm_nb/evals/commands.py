@@ -1,6 +1,6 @@
 """What the command lines of the evaluations share: arguments, how far a run is, and what is said of mistakes.
 
-Knows arguments, files and clocks. Knows nothing of what is measured.
+Knows arguments, files, clocks and processes. Knows nothing of what is measured.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import argparse
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.errors import ModelError
 from .cases import Case, arithmetic_cases, load_jsonl
+from .dealing import Tell, gather
 from .protocol import Setup
 from .scoring import SCORINGS
 
@@ -59,6 +61,24 @@ class Progress:
         if left and 20 * made < self.total - self.before:
             return ""
         return f", {left * (now - self.began) / made:.0f} s left"
+
+
+def gathered(
+    options: argparse.Namespace,
+    work: Callable[[argparse.Namespace, Sequence[int], Tell], Coroutine[Any, Any, None]],
+    problems: int,
+    runs: int,
+) -> list[Any]:
+    """Do the work of so many problems; all that is told, as it came. Says how many of the runs are done."""
+    found: list[Any] = []
+    progress = Progress(runs)
+
+    def add(one: Any) -> None:
+        found.append(one)
+        progress.one_more()
+
+    gather(partial(work, options), range(problems), options.processes, add)
+    return found
 
 
 def at_least_one(text: str) -> int:
@@ -134,6 +154,11 @@ def patterns_parser(
     parser.add_argument("--concurrency", type=at_least_one, default=16, help="at a time, in each process")
     parser.add_argument("--out", type=Path, help="JSON file")
     return parser
+
+
+def patterns_of(options: argparse.Namespace, patterns: Iterable[str]) -> list[str]:
+    """Those that a command line of `patterns_parser` asks for."""
+    return list(patterns) if options.pattern == "all" else [options.pattern]
 
 
 def engine_of(options: argparse.Namespace, max_batch_tokens: int, **more: Any) -> AsyncLLM:

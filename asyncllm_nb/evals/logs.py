@@ -23,14 +23,13 @@ import os
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..tasks.logs import QUESTION, Log, make_log
 from ..tasks.pieces import BREAK
-from .commands import Progress, at_least_one, engine_of, model_arguments, model_name, run_command
-from .dealing import Tell, each, gather
+from .commands import at_least_one, engine_of, gathered, model_arguments, model_name, run_command
+from .dealing import Tell, each
 from .files import read_json, write_json
 from .machine import describe
 from .passes import Passes
@@ -355,14 +354,7 @@ async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell)
 
 
 def _main(options: argparse.Namespace) -> Watch:
-    found: list[Both] = []
-    progress = Progress(options.logs)
-
-    def add(one: Both) -> None:
-        found.append(one)
-        progress.one_more()
-
-    gather(partial(_work, options), range(options.logs), options.processes, add)
+    found = gathered(options, _work, options.logs, options.logs)
     result = _watch(options.model, options.pace, options.max_tokens, found)
     result.machine = describe(options.processes)
     return result

@@ -14,7 +14,7 @@ import argparse
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ..agents import delegation, thinker_writer, tool_calls, workers
 from ..tasks import calling, make_problem, parse_answer
 from ..tasks.words import capital
 from . import commands, loops
-from .dealing import Tell, each, gather
+from .dealing import Tell, each
 from .files import read_json, write_json
 from .loops import Meter
 from .machine import describe
@@ -292,26 +292,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(result.table())
 
 
-def _patterns(options: argparse.Namespace) -> list[str]:
-    return list(PATTERNS) if options.pattern == "all" else [options.pattern]
-
-
 async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
-    patterns, problems = _patterns(options), options.problems
+    patterns, problems = commands.patterns_of(options, PATTERNS), options.problems
     async with commands.engine_of(options, BATCH, max_blocks=options.concurrency * SLOTS) as llm:
         await _runs(llm, patterns, problems, numbers, options.seed, options.concurrency, tell)
 
 
 def _main(options: argparse.Namespace) -> Comparison:
-    patterns, found = _patterns(options), list[Run]()
-    progress = commands.Progress(len(patterns) * options.problems)
-
-    def add(runs: list[Run]) -> None:
-        found.extend(runs)
-        progress.one_more()
-
-    gather(partial(_work, options), range(options.problems), options.processes, add)
-    result = _comparison(options.model, patterns, options.problems, options.seed, found)
+    patterns, problems = commands.patterns_of(options, PATTERNS), options.problems
+    found = commands.gathered(options, _work, problems, len(patterns) * problems)
+    result = _comparison(options.model, patterns, problems, options.seed, chain.from_iterable(found))
     result.machine = describe(options.processes)
     return result
 

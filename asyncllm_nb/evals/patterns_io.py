@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import commands, evolving, listening, monitoring
 from .clock import Clock
-from .dealing import Tell, each, gather
+from .dealing import Tell, each
 from .logs import held_out_logs
 from .loops import Meter
 from .machine import describe
@@ -223,30 +223,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = commands.run_command(parser, lambda: _main(options))
     if options.out is not None:
         result.to_json(options.out)
-    for pattern in _patterns(options):
+    for pattern in commands.patterns_of(options, PATTERNS):
         print(f"{pattern}\n{result.table(pattern)}\n")
 
 
-def _patterns(options: argparse.Namespace) -> list[str]:
-    return list(PATTERNS) if options.pattern == "all" else [options.pattern]
-
-
 async def _work(options: argparse.Namespace, numbers: Sequence[int], tell: Tell) -> None:
-    patterns, problems = _patterns(options), options.problems
+    patterns, problems = commands.patterns_of(options, PATTERNS), options.problems
     async with commands.engine_of(options, BATCH, max_blocks=options.concurrency * SLOTS) as llm:
         await _runs(llm, patterns, problems, numbers, options.seed, options.concurrency, tell)
 
 
 def _main(options: argparse.Namespace) -> Measures:
-    patterns, runs = _patterns(options), list[Measured]()
-    progress = commands.Progress(options.problems * sum(len(PATTERNS[pattern][1]) for pattern in patterns))
-
-    def add(run: Measured) -> None:
-        runs.append(run)
-        progress.one_more()
-
-    gather(partial(_work, options), range(options.problems), options.processes, add)
-    result = _measures(options.model, patterns, options.problems, options.seed, runs)
+    patterns, problems = commands.patterns_of(options, PATTERNS), options.problems
+    ways = sum(len(PATTERNS[pattern][1]) for pattern in patterns)
+    found = commands.gathered(options, _work, problems, ways * problems)
+    result = _measures(options.model, patterns, problems, options.seed, found)
     result.machine = describe(options.processes)
     return result
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import commands, sharded
 from .cases import Case
-from .dealing import Tell, gather
+from .dealing import Tell
 from .files import read_json, write_json
 from .machine import describe
 from .protocol import Setup
@@ -155,14 +155,8 @@ def _main(options: argparse.Namespace) -> Comparison:
     plans = _plans(options)
     ways = {way: plan.begun(options.model) for way, plan in plans.items()}
     count = len(plans["shared"].jobs)
-    progress = commands.Progress(len(ways) * count)
-
-    def add(told: tuple[str, Run]) -> None:
-        way, run = told
+    for way, run in commands.gathered(options, _work, count, len(ways) * count):
         ways[way].runs.append(run)
-        progress.one_more()
-
-    gather(partial(_work, options), range(count), options.processes, add)
     for way, plan in plans.items():
         plan.sort(ways[way])
     return Comparison(ways, describe(options.processes))
